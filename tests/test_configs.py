@@ -119,8 +119,8 @@ def test_an_unknown_placement_is_an_error_that_lists_the_known_ones():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hot_rows": [3, 10]}, r"the id 10, which is not in \[0, 10\)"),
-        ({"hot_rows": [-1]}, "the id -1, which is not in"),
+        ({"hot_rows": [3, 10]}, r"the id 10, not in \[0, 10\)"),
+        ({"hot_rows": [-1]}, "the id -1, not in"),
         ({"hot_rows": [7, 3, 7]}, "the id 7 2 times"),
         ({"hot_rows": range(10)}, "all 10 rows; placement='replicated'"),
         ({"hot_rows": 10}, "their number, from 1 to below .*=10, got 10"),

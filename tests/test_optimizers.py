@@ -313,12 +313,12 @@ BAD_OPTIONS = {
     "two_clips": (
         lambda: Regularized("sgd", clipvalue=1.0, clipnorm=2.0),
         ValueError,
-        r"clipvalue=1\.0 and clipnorm=2\.0 can't be combined",
+        r"clipvalue=1\.0 and clipnorm=2\.0; give only one",
     ),
     "two_clips_of_two": (
         lambda: Regularized(new.SGD(0.1, clipnorm=2.0), row_clipnorm=1.0),
         ValueError,
-        r"row_clipnorm=1\.0 and clipnorm=2\.0 can't be combined",
+        r"row_clipnorm=1\.0 and clipnorm=2\.0; give only one",
     ),
     "twice": (
         lambda: Regularized(new.SGD(0.1, clipnorm=2.0), clipnorm=1.0),
@@ -348,7 +348,7 @@ BAD_OPTIONS = {
     "wrong_order": (
         lambda: Regularized("sgd", clipvalue=(1.0, -1.0)),
         ValueError,
-        "clipvalue's low must not be above its high",
+        "clipvalue's low must not exceed high",
     ),
     "no_limit": (
         lambda: Regularized("sgd", clipvalue=(None, None)),
@@ -363,12 +363,12 @@ BAD_OPTIONS = {
     "no_option": (
         lambda: Regularized("sgd"),
         ValueError,
-        "give one of .*'row_clipnorm'",
+        "needs one of .*'row_clipnorm'",
     ),
     "no_optimizer": (
         lambda: Regularized(None, clipnorm=1.0),
         TypeError,
-        "must be an optimizer or its name, got None",
+        "needs an optimizer or its name, got None",
     ),
 }
 

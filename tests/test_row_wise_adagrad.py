@@ -97,7 +97,7 @@ def test_a_table_goes_where_fbgemms_goes(graph):
         (
             {"epsilon": 0},
             ValueError,
-            "initial_accumulator_value and epsilon are both 0",
+            "initial_accumulator_value or epsilon must be above 0",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "keras3"})
 
 
-# tf_keras finds layers in a saved model by their names, which it knows once
-# they are imported. With TF_USE_LEGACY_KERAS=1 TensorFlow has imported it.
+# tf_keras finds a saved model's layers by name, once they are imported. With
+# TF_USE_LEGACY_KERAS=1 TensorFlow has imported tf_keras.
 if kerases.TF_KERAS in sys.modules:
     importlib.import_module("tfrs_embed.layers.keras2")

@@ -1,7 +1,7 @@
-"""Checks of arguments: their names, and the values that many of them have.
+"""Checks of arguments' names, and of common kinds of values.
 
-An error for a misspelt name says what was meant. The functions of values take
-`what`, which begins their error: "Table 'user': embedding_dim".
+An error for a misspelt name suggests the right one. `what` begins the error of
+a value: "Table 'user': embedding_dim".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# Names that every Keras layer takes, and some that its configs may have.
+# Arguments of every Keras layer, and some of its configs.
 _KERAS = (
     "name",
     "dtype",
@@ -34,21 +34,17 @@ _KERAS = (
     "dynamic",
     "implementation",
 )
-# Those of them that an error may suggest.
+# Those that errors may suggest.
 _SUGGESTED = _KERAS[:4]
 _MOST = 2**63 - 1
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def named(init: F) -> F:
-    """Checks the names that a class's `__init__` or `__new__` is given.
+    """Makes a class's `__init__` or `__new__` refuse unknown names.
 
-    Args:
-        init: the method. If it takes any names, they are those of Keras layers.
-
-    Returns:
-        The method, with a TypeError for an unknown name, and that before one
-        for an argument that is missing.
+    The TypeError comes before one for a missing argument. A method with
+    `**kwargs` also takes the names of Keras layers.
     """
     known, more = names(init)
 
@@ -63,19 +59,19 @@ def named(init: F) -> F:
         )
         return init(self, *args, **kwargs)
 
-    # Keras 3 asks for it in a way that doesn't look behind wrappers.
+    # Keras 3 reads the signature without unwrapping.
     checking.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return checking  # type: ignore[return-value]
 
 
 def named_fields(cls: type[T]) -> type[T]:
-    """Checks the names that a dataclass is given, as `named`."""
+    """Checks the names of a dataclass's arguments, as `named`."""
     cls.__init__ = named(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 
 def names(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """The names of a method's arguments, and whether it takes any others."""
+    """Returns a method's arguments' names, and whether it has `**kwargs`."""
     _, *parameters = inspect.signature(function).parameters.values()
     return (
         [p.name for p in parameters if p.kind not in _VARIADIC],
@@ -86,7 +82,7 @@ def names(function: Callable[..., Any]) -> tuple[list[str], bool]:
 def require_known(
     where: str, unknown: Iterable[str], known: Sequence[str]
 ) -> None:
-    """Raises a TypeError for an unknown name, with a known one that is near."""
+    """Raises a TypeError for an unknown name, with a similar known one."""
     for name in unknown:
         near = difflib.get_close_matches(name.lower(), known, n=1) or [
             k for k in known if name and (name in k or k in name)
@@ -99,7 +95,7 @@ def require_known(
 
 
 def as_int(value: Any) -> int | None:
-    """Returns an integer of any type, also NumPy's, as Python's; else None."""
+    """Returns an integer of any type, also NumPy's, as int; else None."""
     if isinstance(value, bool):
         return None
     try:
@@ -109,9 +105,9 @@ def as_int(value: Any) -> int | None:
 
 
 def integer(value: Any, what: str, least: int = 1, most: int = _MOST) -> int:
-    """Returns an integer from `least` to `most` as Python's, else a ValueError.
+    """Returns an integer from `least` to `most` as int, else a ValueError.
 
-    `most` is by default what int64 holds.
+    By default `most` is int64's.
     """
     number = as_int(value)
     if number is None or not least <= number <= most:
@@ -126,11 +122,11 @@ def integer_or_none(value: Any, what: str, least: int = 1) -> int | None:
 
 
 def finite(value: Any, what: str) -> float:
-    """Returns a finite number of any type as Python's.
+    """Returns a finite number of any type as float.
 
     Raises:
         ValueError: it is not finite.
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
     if isinstance(value, bool) or not is_number or np.ndim(value):
@@ -141,37 +137,42 @@ def finite(value: Any, what: str) -> float:
 
 
 def number(value: Any, what: str, positive: bool = True) -> float:
-    """Returns a finite number of at least 0, or above 0, as Python's.
+    """Returns a finite number above 0, or at least 0, as float.
 
-    Raises:
-        ValueError: it is out of its range.
-        TypeError: it is no number.
+    The errors are those of `finite`.
     """
     checked = finite(value, what)
     if checked < 0 or (positive and checked == 0):
-        raise ValueError(
-            f"{what} must be {'above' if positive else 'at least'} 0, got "
-            f"{value!r}."
-        )
+        least = "above" if positive else "at least"
+        raise ValueError(f"{what} must be {least} 0, got {value!r}.")
     return checked
 
 
+def convert_fields(
+    config: Any, where: str, **checks: Callable[[Any, str], Any]
+) -> None:
+    """Sets a frozen dataclass's fields to the results of their checks."""
+    for field, check in checks.items():
+        value = check(getattr(config, field), f"{where}: {field}")
+        object.__setattr__(config, field, value)
+
+
 def flag(value: Any, what: str) -> bool:
-    """Returns a bool; raises a TypeError that begins with `what` for others."""
+    """Returns a bool; a TypeError for other values."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, got {value!r}.")
     return value
 
 
 def text(value: Any, what: str) -> str:
-    """Returns a string; raises a TypeError if it is empty or none."""
+    """Returns a non-empty string; a TypeError for other values."""
     if not isinstance(value, str) or not value:
         raise TypeError(f"{what} must be a non-empty string, got {value!r}.")
     return value
 
 
 def choice(value: Any, choices: Iterable[Any], what: str) -> None:
-    """Raises a ValueError unless a value is one of some."""
+    """Raises a ValueError unless a value is one of `choices`."""
     if value not in choices:
         raise ValueError(
             f"{what} must be one of {list(choices)}, got {value!r}."

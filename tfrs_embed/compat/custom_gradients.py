@@ -1,8 +1,7 @@
-"""Custom gradients that don't outlive their graph.
+"""Custom gradients that end with their graph.
 
-TensorFlow keeps the function of a custom gradient that a graph uses in a
-registry, for good. The function refers to the graph's tensors, so the graph
-and all that it refers to, a layer and its tables among them, stay too.
+TensorFlow's registry keeps a graph's custom gradients forever. Their functions
+refer to the graph's tensors, so the graph, its layer and tables would stay too.
 """
 
 from __future__ import annotations
@@ -15,20 +14,12 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import EagerTensor, ops
 
-# The attribute that keeps a graph's gradients, by their names.
+# The attribute of a graph with its gradients by name.
 _ATTRIBUTE = "_tfrs_embed_gradients"
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `tf.custom_gradient`, but a graph's gradients end with the graph.
-
-    Args:
-        function: takes tensors and returns its result, and the function that
-            gives the gradients.
-
-    Returns:
-        A function of the same arguments that returns the result.
-    """
+    """Is `tf.custom_gradient` with gradients that end with their graph."""
     plain = tf.custom_gradient(function)
 
     def with_gradient(*args: Any) -> Any:
@@ -43,12 +34,9 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def move_all(graph: Any) -> None:
-    """Makes the gradients that others give a graph end with it, too.
+    """Makes gradients that others add to a graph, while tracing, end with it.
 
-    Keras's optimizers give it some, in a replica's sum over all replicas.
-
-    Args:
-        graph: a graph that is being traced.
+    Keras's optimizers add some in sums over replicas.
     """
     if hasattr(graph, _ATTRIBUTE):
         return
@@ -63,7 +51,7 @@ def move_all(graph: Any) -> None:
                 _move(op)
         return found
 
-    # TensorFlow asks for it at the end of tracing.
+    # TensorFlow calls it at the end of tracing.
     graph.get_operations = operations
 
 

@@ -1,4 +1,4 @@
-"""Graphs, the functions that they call, and tensors of others."""
+"""Graphs, the functions they call, and tensors of outer graphs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 import tensorflow as tf
 
-#: What tells `tf.function` not to copy a function into the graphs that call it.
-#: TensorFlow optimizes each copy by itself, which may take seconds.
+#: Options of a `tf.function` that is not copied into the graphs that call it:
+#: TensorFlow optimizes each copy, which may take seconds.
 NOT_INLINED = {"experimental_attributes": {"_noinline": True}}
 
 
 class TracedOnce:
     """A function in a graph of its own, traced in its first call.
 
-    TensorFlow warns of a `tf.function` that is traced in each call, and takes
-    those that share their code, as one for each table does, for one function.
+    TensorFlow warns of a `tf.function` made in each call, and mistakes
+    functions of the same code, one for each table, for one.
 
     Args:
         function: takes tensors.
         *signature: their specs.
-        **options: those of `tf.function`.
+        **options: options of `tf.function`.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class TracedOnce:
         self._concrete: Any = None
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
-        """Calls the function."""
         if self._concrete is None:
             self._concrete = tf.function(
                 self._function, autograph=False, **self._options
@@ -44,10 +43,10 @@ class TracedOnce:
 
 
 def variables_at_once() -> AbstractContextManager[None]:
-    """Initializes the variables made inside at once; use it in an init_scope.
+    """Initializes variables made inside at once; for use in an init_scope.
 
-    Else a variable that is made while a function is traced first waits for the
-    function's initializers, and TensorFlow traces the whole function again.
+    Otherwise a variable made while tracing waits for the function's
+    initializers, and TensorFlow traces the function again.
     """
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -59,12 +58,12 @@ def variables_at_once() -> AbstractContextManager[None]:
 
 
 def operations(graph: Any) -> Iterator[tf.Operation]:
-    """Yields each operation of a graph, and of the functions that it calls."""
+    """Yields the operations of a graph, and of the functions it calls."""
     yield from with_called(graph.get_operations())
 
 
 def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields operations, and once each of the functions that they call."""
+    """Yields operations, and once each of the functions they call."""
     seen = set()
     pending = collections.deque(roots)
     while pending:
@@ -78,11 +77,10 @@ def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def here(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors as the graph that is being traced gets them.
+    """Returns tensors as captured by the graph that is being traced.
 
-    A function may compute with tensors of the graph around it as they are, and
-    may wait for them, too; but then TensorFlow calls it only where it finds
-    these tensors, which a SavedModel hasn't got.
+    A function may use tensors of outer graphs directly, but TensorFlow then
+    calls it only where these tensors exist; a SavedModel hasn't got them.
     """
     if tf.executing_eagerly():
         return list(tensors)

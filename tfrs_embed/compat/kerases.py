@@ -1,7 +1,6 @@
-"""tf_keras and Keras 3, of which a program may have one, or both.
+"""tf_keras and Keras 3; a program may use one of them, or both.
 
-Layers are of the one or the other, and import it; nothing else does. What is
-given to them, an initializer or an optimizer, may be of either.
+Only layers import a Keras. Initializers and optimizers may be of either.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _LAYERS_OF_KERAS_3 = "tfrs_embed.layers.keras3"
 
 
 def loaded() -> list[Any]:
-    """The Kerases that the program has imported."""
+    """Returns the Kerases that the program has imported."""
     return [sys.modules[name] for name in _NAMES if name in sys.modules]
 
 
 def of(value: Any) -> Any:
-    """The Keras that has a value's class, or a base of it; None: neither."""
+    """Returns the Keras of a value's class or a base of it, or None."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
         if package in _NAMES and package in sys.modules:
@@ -36,20 +35,16 @@ def of(value: Any) -> Any:
 
 
 def named(name: str) -> Any:
-    """The Keras of a package's name.
-
-    Raises:
-        ValueError: there is no such.
-    """
+    """Imports the Keras of a package's name; a ValueError for other names."""
     if name not in _NAMES:
         raise ValueError(f"A Keras is one of {list(_NAMES)}, got {name!r}.")
     return importlib.import_module(name)
 
 
 def default() -> Any:
-    """The Keras of names and dicts that are given where no layer is known.
+    """Returns the Keras for names and dicts without a known layer.
 
-    Keras 3 in a program that has this library's layers of Keras 3 and hasn't
+    It is Keras 3 in a program that has this library's layers of Keras 3 and not
     tf_keras, else tf_keras.
     """
     if TF_KERAS not in sys.modules and _LAYERS_OF_KERAS_3 in sys.modules:
@@ -66,7 +61,7 @@ def is_initializer(value: Any) -> bool:
 
 
 def variable(value: Any) -> Any:
-    """TensorFlow's variable of one of Keras 3's; anything else as it is."""
+    """Returns a Keras 3 variable's TensorFlow variable; other values as is."""
     keras = of(value)
     if keras is not None and keras.__name__ == KERAS_3:
         return getattr(value, "value", value)
@@ -74,18 +69,14 @@ def variable(value: Any) -> Any:
 
 
 def adapts_scale(optimizer: Any) -> bool:
-    """Whether an optimizer's loss scale changes; infinite gradients lower it.
-
-    Args:
-        optimizer: a LossScaleOptimizer, or one of Keras 3 with a fixed scale.
-    """
+    """Whether a LossScaleOptimizer, or one of Keras 3's, adapts its scale."""
     if of(optimizer).__name__ == TF_KERAS:
         return bool(optimizer.dynamic)
     return hasattr(optimizer, "initial_scale")
 
 
 def loss_scale(optimizer: Any) -> Any:
-    """The factor on the losses of an optimizer; see `adapts_scale`."""
+    """Returns the factor on an optimizer's losses; see `adapts_scale`."""
     if of(optimizer).__name__ == TF_KERAS:
         return optimizer.loss_scale
     if not adapts_scale(optimizer):
@@ -96,7 +87,7 @@ def loss_scale(optimizer: Any) -> Any:
 
 
 def spec(symbolic: Any) -> tf.TypeSpec:
-    """The spec of a symbolic tensor of Keras 3, by the tensor's name."""
+    """Returns the spec of a symbolic tensor of Keras 3, with its name."""
     shape, dtype = symbolic.shape, tf.as_dtype(symbolic.dtype)
     if symbolic.sparse:
         return tf.SparseTensorSpec(shape, dtype)
@@ -106,9 +97,9 @@ def spec(symbolic: Any) -> tf.TypeSpec:
 
 
 class Hooks:
-    """A callback that either Keras takes, and that does nothing."""
+    """A callback of either Keras without any effect."""
 
-    # Neither Keras shall wait for the step's logs for its sake.
+    # Neither Keras needs to wait for the step's logs.
     async_safe = True
     _supports_tf_logs = True
 

@@ -1,7 +1,7 @@
-"""Public names that are imported when a program first asks for them.
+"""Public names that are imported at their first use.
 
-Each start of a program imports `tfrs_embed`, and no training step needs a
-planner, a report or an export.
+Each program imports `tfrs_embed`, and few need a planner, a report or an
+export.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ def importer(
     modules: Mapping[str, Sequence[str]],
     submodules: Sequence[str] = (),
 ) -> Callable[[str], Any]:
-    """Makes the function `__getattr__` of a package.
+    """Makes a package's `__getattr__`, which imports public names.
 
     Args:
         package: the package's `__name__`.
-        modules: public names by the module that defines them.
-        submodules: public modules of the package.
-
-    Returns:
-        A function that imports the module of a public name and returns the
-        name's value. It raises an AttributeError for any other name.
+        modules: public names by their modules.
+        submodules: the package's public modules.
     """
     module_of = {name: m for m, names in modules.items() for name in names}
     module_of |= {name: f"{package}.{name}" for name in submodules}

@@ -1,4 +1,4 @@
-"""Keras 3's private API: all of it that this library uses, with reasons."""
+"""Keras 3's private API: all of this library's uses, with reasons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 try:
-    # While Keras traces a model for its shapes it makes no variables, but notes
-    # which to make at the end. Tables exist when their layer is built.
+    # While Keras traces a model for its shapes it postpones variables. Tables
+    # must exist when their layer is built.
     from keras.src.backend.common import global_state
 
-    # Its optimizers take the rows of a gradient for different ones, which they
-    # aren't where an id is looked up twice, or on two replicas.
+    # Its optimizers expect unique rows in a gradient. Ids that are looked up
+    # twice, or on two replicas, give equal rows.
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 except ImportError as error:  # pragma: no cover
     raise ImportError(
@@ -31,7 +31,7 @@ _TABLE = "_tfrs_embed_is_table"
 
 @contextlib.contextmanager
 def creating_variables() -> Iterator[None]:
-    """Makes variables at once, whatever Keras is tracing."""
+    """Makes variables at once even if Keras is tracing shapes."""
     scope = global_state.get_global_attribute(_SCOPE)
     global_state.set_global_attribute(_SCOPE, None)
     try:
@@ -46,7 +46,7 @@ def traces_shapes() -> bool:
 
 
 def mark_table(weight: Any) -> None:
-    """Has Keras's optimizers add up what a gradient has for a table's row."""
+    """Makes Keras's optimizers sum a table's gradients by row."""
     _add_rows_up()
     for variable in (weight, weight.value):
         setattr(variable, _TABLE, True)
@@ -61,7 +61,7 @@ def _add_rows_up() -> None:
     def apply_unique(
         self: Any, grads: Any, trainable_variables: Any = None
     ) -> Any:
-        # Before they are clipped by their norms.
+        # Before clipping by norm.
         if trainable_variables is None:
             variables = getattr(self, "_trainable_variables", None) or []
         else:
@@ -96,7 +96,7 @@ def _add_rows_up() -> None:
 
 
 def _unique(gradient: Any, variable: Any) -> Any:
-    """A gradient in which each row is there once."""
+    """Returns a table's gradient with unique rows; others as they are."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     if not getattr(variable, _TABLE, False):

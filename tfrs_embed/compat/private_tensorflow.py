@@ -1,12 +1,11 @@
-"""TensorFlow's private API: all of it that this library uses, with reasons.
+"""TensorFlow's private API: all of this library's uses, with reasons.
 
 A new TensorFlow may move or change any of it, and breaks this file first. The
 names were tried on the oldest and the newest TensorFlow in `version.py`, those
 of TPUs on the tensorflow-tpu wheel as well.
 
 No other module imports from `tensorflow.python`, `tensorflow.core` or
-`tf.__internal__`; `tests/test_private_api.py` holds that, and touches each
-name and what is taken from it.
+`tf.__internal__`; `tests/test_private_api.py` checks that, and uses each name.
 """
 
 # ruff: noqa: F401
@@ -186,8 +185,8 @@ is_recording_summaries: Callable[[], Any] = getattr(
 def traces_shapes() -> bool:
     """Whether tf_keras is calling a model with placeholders, for its shapes.
 
-    `Model.build` does, which a loaded model is built with. It makes floats of
-    all shapes, in a graph that has a name.
+    `Model.build`, also of loaded models, makes floats of all shapes in a graph
+    named "build_graph".
     """
     if tf.executing_eagerly():
         return False

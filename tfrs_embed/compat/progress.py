@@ -1,15 +1,14 @@
-"""The progress of what takes long: a bar on a terminal, lines in a log.
+"""Progress of long work: a bar on a terminal, lines in a log.
 
-What takes less than some seconds shows nothing. On a terminal, and in a
-notebook, the rest shows a bar with its rate and the time left; elsewhere a line
-on stderr from time to time, or in absl's log if that shows infos. Of several
-workers the first one alone draws bars.
+Work of some seconds shows nothing. On a terminal and in a notebook, longer work
+shows a bar with its rate and the time left; elsewhere a line on stderr from
+time to time, or in absl's log if that shows infos. Of several workers only the
+first draws bars.
 
-`set_mode` decides for the process, and so for what has no argument for it, such
-as checkpoints that a callback saves. The environment variable
-`TFRS_EMBED_PROGRESS` is the mode to begin with.
-
-Showing never fails what is shown: if stderr is closed, nothing is.
+`set_mode` decides for the process, also for work without an argument for it, as
+checkpoints that a callback saves. The environment variable
+`TFRS_EMBED_PROGRESS` is the first mode. If stderr is closed, nothing is shown,
+and the work goes on.
 
 Example:
     >>> tfrs_embed.progress.set_mode("log")  # Of the whole process.
@@ -44,14 +43,13 @@ Mode = Literal["auto", "bar", "log", "off"]
 #: The unit of what is counted in bytes.
 BYTES = "B"
 
-# Seconds after which something takes long; between two states of a bar, and
-# between two lines.
+# Seconds before work is shown, between states of a bar, and between lines.
 _AFTER_S = 3.0
 _BAR_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
 # The characters of a bar.
 _WIDTH = 10
-# What has begun with something small is no measure of the rest.
+# The share of the work from which the rest is estimated.
 _LEAST_SHARE = 0.01
 
 _INFO = standard_logging.INFO
@@ -80,9 +78,7 @@ _offs_lock = threading.Lock()
 
 
 def set_mode(mode: Mode) -> None:
-    """Sets how this process shows the progress of what takes long.
-
-    What has begun goes on as it was.
+    """Sets how this process shows the progress of work that begins later.
 
     Example:
         >>> tfrs_embed.progress.set_mode("log")
@@ -92,7 +88,7 @@ def set_mode(mode: Mode) -> None:
             bars anywhere; "log": lines; "off": nothing.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the mode is none of these.
     """
     global _mode
     if mode not in get_args(Mode):
@@ -102,7 +98,7 @@ def set_mode(mode: Mode) -> None:
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Shows no progress of what begins inside, in any thread.
+    """Shows no progress of work that begins inside, in any thread.
 
     Example:
         >>> with tfrs_embed.progress.off():
@@ -122,21 +118,20 @@ def off() -> Iterator[None]:
 
 
 class Task:
-    """Something that may take long; what is done of it is counted.
+    """Work that may take long, with a count of what is done.
 
     Args:
-        verb: what is being done, "Saving".
-        what: to what.
-        total: how much there is; None: that is not known. It grows if there
-            turns out to be more.
-        unit: that of what is counted: `BYTES`, or a word in the plural.
-        show: whether to show it, if the mode doesn't say otherwise.
-        steady: whether what is done says how long the rest takes.
+        verb: the kind of work, "Saving".
+        what: its object.
+        total: the final count; None: unknown. It grows if it is exceeded.
+        unit: the counted unit: `BYTES`, or a word in the plural.
+        show: whether to show it, unless the mode is "off".
+        steady: whether the time left follows from the count.
 
     Attributes:
-        label: the verb, and what it is done to.
-        done: how much is done.
-        total: how much there is, or None.
+        label: verb and object.
+        done: the count.
+        total: the final count, or None.
     """
 
     def __init__(
@@ -177,7 +172,7 @@ class Task:
             self._shown = False
 
     def advance(self, amount: int = 1) -> None:
-        """Counts what has been done; any thread may."""
+        """Adds to the count; any thread may."""
         with self._lock:
             self.done += amount
             if self.total is not None:
@@ -186,19 +181,19 @@ class Task:
                 self._show()
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
-        """Yields items; each is done when the next one is asked for."""
+        """Yields items; each counts when the next one is requested."""
         for item in items:
             yield item
             self.advance()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the beginning."""
         return _clock() - self._start
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest will take; None: it can't be known yet."""
+        """Seconds until the end; None: unknown."""
         if self.total is None or not self._steady:
             return None
         if self.done < _LEAST_SHARE * self.total:
@@ -206,7 +201,7 @@ class Task:
         return (self.total - self.done) / self.done * self.elapsed
 
     def _state(self) -> str:
-        """What is done, how fast, and how long the rest will take."""
+        """Returns the count, the rate and the time left, as text."""
         rate = self.done / max(self.elapsed, 1e-9)
         speed = f"{self._amount(rate, 1)} a second"
         if self.total is None:
@@ -231,7 +226,9 @@ class Task:
     def _draws_bars(self) -> bool:
         if self._bar is None:
             on_screen = self._mode == "bar" or (
-                self._mode == "auto" and (_in_notebook() or _on_terminal())
+                self._mode == "auto"
+                and sys.stderr is not None
+                and (_in_notebook() or sys.stderr.isatty())
             )
             self._bar = on_screen and _is_first_worker()
         return self._bar
@@ -240,7 +237,7 @@ class Task:
         try:
             text = last or self._state()
             if self._draws_bars():
-                # What is longer than the line could not be drawn over.
+                # A longer text would wrap and could not be overwritten.
                 width = shutil.get_terminal_size().columns - 1
                 _print(f"\r{text[:width]:{width}}" + ("\n" if last else ""))
             else:
@@ -252,7 +249,7 @@ class Task:
 
 
 def size_of(items: Any) -> int | None:
-    """The number of items that there are to iterate over; None: not known."""
+    """Returns the number of items to iterate over; None: unknown."""
     if isinstance(items, Mapping):
         return None
     try:
@@ -261,19 +258,15 @@ def size_of(items: Any) -> int | None:
         return None
 
 
-def _on_terminal() -> bool:
-    return sys.stderr is not None and bool(sys.stderr.isatty())
-
-
 def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, whose stderr is no terminal."""
+    """Whether this is a notebook's kernel, whose stderr is not a terminal."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", ())
 
 
 def _is_first_worker() -> bool:
-    """Whether this process is the first of those that train together."""
+    """Whether this process is the first of the workers."""
     service: Any = context.context()
     server = getattr(service, "_collective_ops_server_def", None)
     if server is None:
@@ -284,7 +277,7 @@ def _is_first_worker() -> bool:
 
 
 def _time(seconds: float) -> str:
-    """A duration, "7 s", "2:05 min" or "1:02:05 h"."""
+    """Returns a duration as "7 s", "2:05 min" or "1:02:05 h"."""
     minutes, seconds = divmod(round(seconds), 60)
     if not minutes:
         return f"{seconds} s"

@@ -1,4 +1,4 @@
-"""The strategy that something belongs to, and its replicas."""
+"""Distribution strategies, their replicas, and XLA's and TPUs' programs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def check(name: str, strategy: tf.distribute.Strategy) -> None:
 
 
 def scope(strategy: tf.distribute.Strategy) -> AbstractContextManager:
-    """Returns the strategy's scope, to make variables in."""
-    # A replica that builds a layer is inside the scope, and can't enter.
+    """Returns the strategy's scope, for making variables."""
+    # A replica that builds a layer can't enter the scope again.
     inside = tf.distribute.get_strategy() is strategy
     return nullcontext() if inside else strategy.scope()
 
 
 def in_replica(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this is a replica of the strategy."""
+    """Whether this code runs in a replica of the strategy."""
     return (
         tf.distribute.get_strategy() is strategy
         and not tf.distribute.in_cross_replica_context()
@@ -44,18 +44,15 @@ def in_replica(strategy: tf.distribute.Strategy) -> bool:
 
 
 def on_host(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function on the host of a replica's TPU.
-
-    Outside of a TPUStrategy's replica it is just called.
-    """
+    """Calls a function, in a TPU's replica on its host."""
     if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
         return function(*args)
     if not is_tpu(tf.distribute.get_strategy()):
         return function(*args)
 
     def with_shapes(*args: Any) -> Any:
-        # The TPU's program is compiled for the shapes that come from the host.
-        # Where a branch is in between, its compiler can't infer them.
+        # The TPU's program needs the host's shapes, which its compiler can't
+        # infer through a branch.
         return tf.nest.map_structure(
             lambda x: tf.ensure_shape(x, x.shape) if tf.is_tensor(x) else x,
             function(*args),
@@ -74,7 +71,7 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
 
 
 def in_tpu_replica() -> bool:
-    """Whether this is part of a program for a TPU."""
+    """Whether this code is part of a TPU's program."""
     return not tf.distribute.in_cross_replica_context() and is_tpu(
         tf.distribute.get_strategy()
     )
@@ -83,7 +80,7 @@ def in_tpu_replica() -> bool:
 def on_tpu(op: tf.Operation) -> bool:
     """Whether an operation is part of a program that a TPU runs.
 
-    It is where a TPUStrategy's replica makes it, but not on the host.
+    A TPUStrategy's replica makes such operations, except for the host.
     """
     extended = tf.distribute.get_strategy().extended
     emulated = getattr(extended, "on_tpu", None)
@@ -97,17 +94,17 @@ def on_tpu(op: tf.Operation) -> bool:
 
 
 class NoValuesError(RuntimeError):
-    """A table was read that only has a shape."""
+    """A table was read that has only a shape."""
 
 
 def is_offline(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a TPUStrategy only names TPUs: see `tfrs_embed.tpu_check`."""
+    """Whether a TPUStrategy has no TPUs; see `tfrs_embed.tpu_check`."""
     resolver = getattr(strategy.extended, "_tpu_cluster_resolver", None)
     return getattr(resolver, "offline", False)
 
 
 def in_xla() -> bool:
-    """Whether XLA will compile what is being traced, for other than TPUs."""
+    """Whether XLA will compile the function being traced, not for TPUs."""
     if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
         return False
     return control_flow_util.GraphOrParentsInXlaContext(
@@ -116,23 +113,18 @@ def in_xla() -> bool:
 
 
 def refuse_in_xla(what: str) -> None:
-    """Raises a NotImplementedError where XLA will compile what is traced.
-
-    `what` is the feature that XLA can't have, in the plural.
-    """
+    """Raises a NotImplementedError inside XLA; `what` is a plural."""
     if in_xla():
         raise NotImplementedError(
             f"{what} are not supported inside tf.function(jit_compile=True). "
-            "Leave jit_compile out, or keep this layer's call out of the "
-            "function that has it."
+            "Leave jit_compile out, or call this layer outside of it."
         )
 
 
 def in_pfor() -> bool:
-    """Whether TensorFlow is to repeat what is being traced, in parallel.
+    """Whether this is tracing inside `tf.vectorized_map` or a Jacobian.
 
-    So do `tf.vectorized_map` and Jacobians. They trace in a name scope of their
-    own, by which alone it can be seen.
+    Only the name scope of their loops shows it.
     """
     if tf.executing_eagerly():
         return False
@@ -147,15 +139,14 @@ def in_pfor() -> bool:
 _PFOR = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 
 
-#: How the error begins that `require_sparse_core_api` raises.
 NO_SPARSE_CORES = "SparseCores need TensorFlow 2.17 or newer"
 
 
 def has_sparse_core_api() -> bool:
-    """Tells whether this TensorFlow can lay tables out on SparseCores.
+    """Whether this TensorFlow can lay tables out on SparseCores.
 
-    TensorFlow 2.16 stacks tables inside of its class for TPUs, has other
-    operations for the chips, and no SparseCoreEmbeddingConfig.
+    TensorFlow 2.16 stacks tables in its class for TPUs, has other operations
+    for the chips, and no SparseCoreEmbeddingConfig.
     """
     return hasattr(tf.tpu.experimental.embedding, "SparseCoreEmbeddingConfig")
 

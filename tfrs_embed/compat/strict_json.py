@@ -1,4 +1,4 @@
-"""Dataclasses as JSON: every field, of its type, and no other."""
+"""Dataclasses as JSON, with every field of its type and no others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ T = TypeVar("T")
 
 
 def loads(text: str, cls: type[T], what: str) -> T:
-    """Makes a dataclass of JSON.
+    """Makes a dataclass from JSON; fields with defaults may be missing.
+
+    Fields may be numbers, strings, bools, None, literals, tuples of these, and
+    dataclasses.
 
     Args:
-        text: the JSON, an object with the fields by name. Those that have
-            defaults may be missing.
-        cls: the dataclass. Its fields may be numbers, strings, bools, None,
-            literals, tuples of any of them, and such dataclasses.
-        what: what it is, for error messages: "plan".
+        text: the JSON, an object with the fields by name.
+        cls: the dataclass.
+        what: its name in errors: "plan".
 
     Raises:
-        ValueError: it is no JSON, a field is missing, unknown or of a wrong
-            type, or its value is refused; the error names its place.
+        ValueError: the text is not JSON, or a field is missing, unknown, of a
+            wrong type or refused; the error names its place.
     """
     try:
         value = json.loads(text)

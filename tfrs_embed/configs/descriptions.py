@@ -1,7 +1,7 @@
-"""Descriptions of the settings that decide a table's numbers, for JSON.
+"""JSON descriptions of the settings that decide a table's numbers.
 
-Workers compare them. A value without a configuration is described by a name: a
-function by the place of its definition, any other object by its class.
+Workers compare them. A value without a configuration has a name: a function's
+place of definition, or any other object's class.
 """
 
 from __future__ import annotations
@@ -21,25 +21,22 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 # Larger arrays are described by a digest.
 _MOST_NUMBERS = 16
+_OF_TABLE = (
+    *("vocabulary_size", "dim", "dtype", "rounding", "combiner"),
+    *("initializer", "keys", "ranks"),
+)
 
 
 def of_tables(
     tables: Iterable[TableSpec],
     optimizers: Mapping[str, TableOptimizer | None],
 ) -> dict[str, Any]:
-    """Each table's description, by what an error calls the table."""
+    """Describes tables, by the name of each in errors."""
     return {
         f"Table '{table.name}'": {
-            "vocabulary_size": table.vocabulary_size,
-            "dim": table.dim,
-            "dtype": table.dtype,
-            "rounding": table.rounding,
-            "combiner": table.combiner,
-            "initializer": of(table.initializer),
+            **{field: of(getattr(table, field)) for field in _OF_TABLE},
             "optimizer": _of_optimizer(optimizers.get(table.name)),
-            "keys": of(table.keys),
-            "ranks": of(table.ranks),
-            # The many ids are compared by a digest.
+            # Large arrays have a digest.
             "hot_rows": of(np.asarray(table.hot_rows, np.int64)),
         }
         for table in tables
@@ -47,19 +44,19 @@ def of_tables(
 
 
 def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
-    """Each feature's description, by what an error calls the feature."""
-    described = {}
-    for feature in features:
-        shape = feature.output_shape
-        described[f"Feature '{feature.name}'"] = {
+    """Describes features, by the name of each in errors."""
+    return {
+        f"Feature '{feature.name}'": {
             "table": feature.table.name,
             "max_sequence_length": feature.max_sequence_length,
-            # Workers' batches need not be of one size.
-            "output_shape": shape and ["batch", *of(shape[1:])],
+            # Workers' batches may have different sizes.
+            "output_shape": feature.output_shape
+            and ["batch", *of(feature.output_shape[1:])],
             "sequences": feature.sequences,
             "hashing": of(feature.hashing),
         }
-    return described
+        for feature in features
+    }
 
 
 def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
@@ -75,9 +72,9 @@ def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
 
 
 def of(value: Any) -> Any:
-    """Describes a value by numbers, strings, None, lists and dicts of them.
+    """Describes a value by numbers, strings, None, lists and dicts.
 
-    The description is the same in every process that was given the same.
+    Every process that has the value describes it the same way.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -113,7 +110,7 @@ def _of_object(value: Any) -> Any:
         return {"class": _name(type(value)), **settings}
     try:
         config = value.get_config()
-    except Exception:  # It has none, or none of this object.
+    except Exception:  # There is no config, or none of this object.
         return _name(type(value))
     return {"class": _name(type(value)), "config": of(config)}
 
@@ -130,11 +127,11 @@ def _of_array(value: Any) -> Any:
             "sha256": digest.hexdigest(),
         }
     if array.dtype == np.float32:
-        # In its own digits: 0.1, not 0.10000000149011612.
+        # 0.1, not 0.10000000149011612.
         array = np.vectorize(lambda x: float(str(x)), otypes=[object])(array)
     return of(array.tolist())
 
 
 def _name(value: Any) -> str:
-    """The place of a function's or class's definition."""
+    """Returns the place of a function's or class's definition."""
     return f"{getattr(value, '__module__', None)}.{value.__qualname__}"

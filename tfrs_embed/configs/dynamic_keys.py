@@ -1,9 +1,8 @@
-"""The declaration of tables whose keys come and go.
+"""Declaration of tables with dynamic keys.
 
-A table with `keys=DynamicKeys(...)` has rows for as many keys as its
-vocabulary_size says, of any value. A training step gives rows to keys that it
-sees first, if the admission rule lets them in, and takes rows away from others,
-as the eviction rule says, where there are none left.
+A table with `keys=DynamicKeys(...)` has vocabulary_size rows for keys of any
+value. A training step gives rows to new keys that the admission rule lets in.
+If no row is free, the eviction rule takes rows from other keys.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.arguments import (
     choice,
+    convert_fields,
     integer,
     integer_or_none,
     named_fields,
@@ -43,10 +43,10 @@ _WHEN_FULL = ("evict", "grow", "error", None)
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class FrequencyAdmission:
-    """Gives a row to a key once it has occurred so many times.
+    """Gives a row to a key after a number of occurrences.
 
-    Occurrences are counted over the global batches of training steps, those of
-    the step that admits the key among them.
+    Occurrences in the global batches of training steps count, including the
+    step that admits the key.
 
     Example:
         >>> tfrs_embed.FrequencyAdmission(3)
@@ -56,24 +56,22 @@ class FrequencyAdmission:
         threshold: the number of occurrences, at least 1.
 
     Raises:
-        ValueError: the threshold is no integer >= 1.
+        ValueError: the threshold is not an integer >= 1.
     """
 
     threshold: int
 
     def __post_init__(self) -> None:
-        value = integer(self.threshold, "FrequencyAdmission: threshold")
-        object.__setattr__(self, "threshold", value)
+        convert_fields(self, "FrequencyAdmission", threshold=integer)
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class ProbabilisticAdmission:
-    """Gives a row to a key with some probability at each of its occurrences.
+    """Gives a row to a key with a probability at each of its occurrences.
 
-    Nothing is remembered of keys without rows. The draw depends on the key and
-    the number of the step alone, so that it is the same on any number of
-    replicas.
+    Keys without rows are not remembered. The draw depends only on the key and
+    the step's number, so it is the same on any number of replicas.
 
     Example:
         >>> tfrs_embed.ProbabilisticAdmission(0.1)
@@ -83,15 +81,15 @@ class ProbabilisticAdmission:
         probability: above 0, at most 1.
 
     Raises:
-        ValueError: the probability is none.
+        ValueError: the probability is out of its range.
     """
 
     probability: float
 
     def __post_init__(self) -> None:
         value: Any = self.probability
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not 0 < value <= 1:
+        is_number = isinstance(value, numbers.Real)
+        if isinstance(value, bool) or not is_number or not 0 < value <= 1:
             raise ValueError(
                 "ProbabilisticAdmission: probability must be a number above 0 "
                 f"and at most 1, got {value!r}."
@@ -102,12 +100,12 @@ class ProbabilisticAdmission:
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class TimeToLive:
-    """Lets keys expire that no training step has used for so many steps.
+    """Lets keys expire that no training step used for a number of steps.
 
-    A key that has expired keeps its row until another key needs one: expired
-    keys are the first to go, before a table grows or a step fails. With
-    `when_full="evict"` others follow, the one that was used longest ago first.
-    `evict()` of the table evicts all that have expired.
+    An expired key keeps its row until another key needs one: expired keys go
+    first, before a table grows or a step fails. With `when_full="evict"` others
+    follow, the longest unused first. The table's `evict()` evicts all expired
+    keys.
 
     Example:
         >>> tfrs_embed.TimeToLive(steps=100_000)
@@ -117,25 +115,24 @@ class TimeToLive:
         steps: the number of steps, at least 1.
 
     Raises:
-        ValueError: it is no integer >= 1.
+        ValueError: the number is not an integer >= 1.
     """
 
     steps: int
 
     def __post_init__(self) -> None:
-        value = integer(self.steps, "TimeToLive: steps")
-        object.__setattr__(self, "steps", value)
+        convert_fields(self, "TimeToLive", steps=integer)
 
 
 #: Rates keys for `evict`: (keys [n] int64, last_used [n] int64, frequency [n]
-#: int64) -> [n] numbers; those with the least go.
+#: int64) -> [n] numbers; the lowest go first.
 Score = Callable[[Any, Any, Any], Any]
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class DynamicKeys:
-    """The keys of a table that gives rows to keys as these come.
+    """The keys of a table that gives rows to new keys as they occur.
 
     Example:
         >>> items = tfrs_embed.TableConfig(
@@ -155,21 +152,21 @@ class DynamicKeys:
         dtype: the keys' dtype, an integer one or `tf.string`. Strings are known
             by their 64-bit fingerprints (`tf.fingerprint`).
         admission: which keys get rows: a `FrequencyAdmission`, a
-            `ProbabilisticAdmission`, or None: all, at first sight.
-        eviction: which keys go first: "lru", those used longest ago; "lfu",
-            those that occurred least, and of these those used longest ago; a
-            `TimeToLive`; None. Of keys that are equal in that, the least goes.
-            A function of (keys, last_used, frequency) rates keys where the
-            table's `evict` is called, and in no step.
-        when_full: what happens if a step needs more rows than there are:
-            "evict", other keys lose theirs; "grow", the number of rows is
-            doubled, up to max_rows, and after that keys are evicted if there is
-            an eviction rule; "error", the step fails and changes nothing. None:
-            "evict" if there is an eviction rule for steps, else "error".
-        candidates: how many keys without rows `FrequencyAdmission` remembers at
-            most; the one that was seen longest ago is forgotten first. None:
-            4 for each row of vocabulary_size.
-        max_rows: the most rows that "grow" makes. None: as many as needed.
+            `ProbabilisticAdmission`, or None: all, at their first occurrence.
+        eviction: which keys go first: "lru", the longest unused; "lfu", the
+            least frequent, and of these the longest unused; a `TimeToLive`;
+            None. Of equal keys the smallest goes. A function of (keys,
+            last_used, frequency) rates keys for the table's `evict`, and evicts
+            none in steps.
+        when_full: what a step does that needs more rows than there are: "evict"
+            takes rows from other keys; "grow" doubles the rows, up to max_rows,
+            and then evicts if there is an eviction rule; "error" fails and
+            changes nothing. None: "evict" if there is an eviction rule for
+            steps, else "error".
+        candidates: the most keys without rows that `FrequencyAdmission`
+            remembers; the longest unseen is forgotten first. None: 4 for each
+            row of vocabulary_size.
+        max_rows: the most rows that "grow" makes. None: no limit.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -184,8 +181,13 @@ class DynamicKeys:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        dtype = as_key_dtype(self.dtype, "DynamicKeys: dtype")
-        object.__setattr__(self, "dtype", dtype)
+        convert_fields(
+            self,
+            "DynamicKeys",
+            dtype=as_key_dtype,
+            candidates=integer_or_none,
+            max_rows=integer_or_none,
+        )
         if not isinstance(
             self.admission,
             (FrequencyAdmission, ProbabilisticAdmission, type(None)),
@@ -195,10 +197,6 @@ class DynamicKeys:
                 f"ProbabilisticAdmission or None, got {self.admission!r}."
             )
         self._check_eviction()
-        for field in ("candidates", "max_rows"):
-            value = getattr(self, field)
-            value = integer_or_none(value, f"DynamicKeys: {field}")
-            object.__setattr__(self, field, value)
         if self.candidates is not None and not isinstance(
             self.admission, FrequencyAdmission
         ):
@@ -213,7 +211,7 @@ class DynamicKeys:
             )
 
     def _check_eviction(self) -> None:
-        """Checks the eviction rule, and what it means for full tables."""
+        """Checks `eviction`, and sets `when_full`."""
         given = self.eviction
         rule = given.lower() if isinstance(given, str) else given
         is_function = callable(rule) and not isinstance(rule, type)
@@ -245,24 +243,22 @@ class DynamicKeys:
 
     @property
     def evicts_in_steps(self) -> bool:
-        """Whether the eviction rule is one that steps can follow."""
+        """Whether steps can follow the eviction rule."""
         return isinstance(self.eviction, (str, TimeToLive))
 
 
 class KeysOfShards(DynamicKeys):
-    """`DynamicKeys` of a table whose rows are declared for each shard.
-
-    Each shard has so many rows, whatever the number of shards.
-    """
+    """`DynamicKeys` of a table whose rows are declared for each shard."""
 
     #: The argument that declares them, for errors.
     ROWS = "max_vocabulary_size_per_gpu"
 
 
 def are_counted(keys: DynamicKeys) -> bool:
-    """Whether a checkpoint holds how often and when each key was used.
+    """Whether a checkpoint holds each key's frequency and last use.
 
-    It doesn't for keys that stay, in a layer that has always had such keys.
+    Permanent keys of `All2AllDenseEmbedding` have none, as in older
+    checkpoints.
     """
     return not isinstance(keys, KeysOfShards) or not (
         keys.admission is None
@@ -274,7 +270,7 @@ def are_counted(keys: DynamicKeys) -> bool:
 def as_key_dtype(
     value: Any, what: str, allowed: Sequence[tf.DType] = KEY_DTYPES
 ) -> tf.DType:
-    """Returns a dtype that keys may have; raises a ValueError for others."""
+    """Returns a keys' dtype; raises a ValueError for others."""
     try:
         dtype = tf.as_dtype(value)
     except TypeError:

@@ -1,9 +1,8 @@
 """Declarations of hashed features: ids of any range in tables of few rows.
 
-A `FeatureConfig` with `hashing=...` is looked up by rows that are computed of
-its ids. `Hash` gives each id one row, which it may share with others.
-`QuotientRemainder` and `Multiplex` give each id several rows, so that few ids
-share all of theirs.
+A `FeatureConfig` with `hashing=...` computes rows from ids. `Hash` gives each
+id one row, possibly shared with others. `QuotientRemainder` and `Multiplex`
+give each id several rows, so that few ids share all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, Literal, get_args
 from tfrs_embed.compat.arguments import (
     as_int,
     choice,
+    convert_fields,
     flag,
     integer,
     integer_or_none,
@@ -28,20 +28,19 @@ Salt = int | Sequence[int] | None
 #: How a quotient's and a remainder's vector become one.
 Operation = Literal["mult", "add", "concat"]
 
-_OPERATIONS = get_args(Operation)
 _MOST = 2**63 - 1
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class Hash:
-    """Gives each id, an integer or a string, the row that a hash says.
+    """Gives each id, an integer or a string, the row of its hash.
 
-    It is feature hashing (Weinberger et al. 2009, "Feature Hashing for Large
+    This is feature hashing (Weinberger et al. 2009, "Feature Hashing for Large
     Scale Multitask Learning"). Rows are those of Keras's `Hashing` layer with
-    the same number of bins and the same salt, and without a mask: FarmHash64 of
-    the id's text, or SipHash64 with a salt, modulo the buckets. So an integer
-    has the row of its decimal digits, whatever its dtype.
+    as many bins, the same salt and no mask: FarmHash64 of the id's text, or
+    SipHash64 with a salt, modulo the buckets. An integer's text is its decimal
+    digits, whatever its dtype.
 
     Example:
         >>> table = tfrs_embed.TableConfig("queries", 1000, 16)
@@ -53,12 +52,12 @@ class Hash:
         TensorShape([2, 16])
 
     Attributes:
-        buckets: the rows in use, 0 to one less. None: all of the table's.
-        salt: features that share a table should differ in it, unless an id
-            means the same to them. An integer, or two. None: FarmHash64.
-        padding_value: ids of this value count as absent: alone they give a zero
-            vector, combiners and masks leave them out. An integer or a string,
-            as the ids are. None: no id does.
+        buckets: the number of rows in use, from row 0. None: all.
+        salt: an integer, or two; None: FarmHash64. Features that share a table
+            need different salts, unless an id means the same to them.
+        padding_value: the id, an integer or a string, that counts as absent:
+            alone it gives a zero vector; combiners and masks leave it out.
+            None: none.
 
     Raises:
         ValueError: a value is out of its range.
@@ -70,21 +69,25 @@ class Hash:
     padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
-        _count_or_none(self, "buckets")
-        _set(self, "salt", _salt(self.salt, "Hash: salt"))
-        _set(self, "padding_value", _padding(self.padding_value, "Hash"))
+        convert_fields(
+            self,
+            "Hash",
+            buckets=integer_or_none,
+            salt=_salt,
+            padding_value=_padding,
+        )
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class QuotientRemainder:
-    """Gives each id two rows, which no other id has both of.
+    """Gives each id two rows, a pair that no other id has.
 
-    They are those of its quotient and of its remainder by `num_collisions`
-    (Shi et al. 2020, "Compositional Embeddings Using Complementary Partitions
-    for Memory-Efficient Recommendation Systems"). With `m = num_collisions` the
-    table's rows 0 to m - 1 are the remainders', and the next
-    ceil(num_categories / m) the quotients': id i has rows i % m and m + i // m.
+    They are the rows of its quotient and its remainder by `num_collisions` (Shi
+    et al. 2020, "Compositional Embeddings Using Complementary Partitions for
+    Memory-Efficient Recommendation Systems"). With `m = num_collisions` the
+    table's rows 0 to m - 1 are for remainders, and the next ceil(num_categories
+    / m) for quotients: id i has rows i % m and m + i // m.
 
     Example:
         >>> hashing = tfrs_embed.QuotientRemainder(1_000_000)
@@ -95,17 +98,17 @@ class QuotientRemainder:
         TensorShape([2, 16])
 
     Attributes:
-        num_categories: the number of ids: 0 to one less, unless `hashed`.
+        num_categories: the number of ids, from 0, unless `hashed`.
         num_collisions: the number of remainders, and so of ids that share a
             quotient's row. None: the smallest with which all rows fit in the
             table.
-        operation: what becomes of an id's two vectors: "mult", their product,
-            element by element; "add", their sum; "concat", both one after the
-            other, twice as wide as the table. The table's combiner then
-            combines the ids of a sample.
-        hashed: whether ids are hashed into [0, num_categories) first, as `Hash`
-            does. Then they may be any integers, or strings.
-        salt: of that hash; see `Hash`.
+        operation: how an id's two vectors become one: "mult", their product by
+            element; "add", their sum; "concat", one after the other, twice as
+            wide as the table. The table's combiner then combines a sample's
+            ids.
+        hashed: whether ids are first hashed into [0, num_categories), as `Hash`
+            does. They may then be any integers, or strings.
+        salt: the salt of this hash; see `Hash`.
         padding_value: see `Hash`.
 
     Raises:
@@ -122,23 +125,26 @@ class QuotientRemainder:
 
     def __post_init__(self) -> None:
         where = "QuotientRemainder"
-        count = integer(self.num_categories, f"{where}: num_categories")
-        _set(self, "num_categories", count)
-        _count_or_none(self, "num_collisions")
+        convert_fields(
+            self,
+            where,
+            num_categories=integer,
+            num_collisions=integer_or_none,
+            hashed=flag,
+            salt=_salt,
+            padding_value=_padding,
+        )
+        choice(self.operation, get_args(Operation), f"{where}: operation")
         if (self.num_collisions or 0) > self.num_categories:
             raise ValueError(
                 f"{where}: num_collisions={self.num_collisions} is above "
                 f"num_categories={self.num_categories}."
             )
-        choice(self.operation, _OPERATIONS, f"{where}: operation")
-        flag(self.hashed, f"{where}: hashed")
-        _set(self, "salt", _salt(self.salt, f"{where}: salt"))
         if self.salt is not None and not self.hashed:
             raise ValueError(
                 f"{where}: salt={self.salt} is for hashed=True. Without a hash "
                 "an id has its own quotient and remainder."
             )
-        _set(self, "padding_value", _padding(self.padding_value, where))
         if isinstance(self.padding_value, str) and not self.hashed:
             raise TypeError(
                 f"{where}: padding_value={self.padding_value!r} is a string, "
@@ -151,12 +157,12 @@ class QuotientRemainder:
 class Multiplex:
     """Gives each id several rows, side by side in its vector.
 
-    It is the unified embedding of Coleman et al. 2023, "Unified Embedding:
+    This is the unified embedding of Coleman et al. 2023, "Unified Embedding:
     Battle-Tested Feature Representations for Web-Scale ML Systems": all
-    features share one table, each by hashes of its own, and a feature's width
-    is its number of chunks times the table's. Rows are those of
-    tensorflow_recommenders' `UnifiedEmbedding` with one table: its n-th feature
-    has `salts=n`.
+    features share one table, each with its own hashes. A feature's width is its
+    number of chunks times the table's. Rows are those of
+    tensorflow_recommenders' `UnifiedEmbedding` with one table, whose n-th
+    feature has `salts=n`.
 
     Example:
         >>> shared = tfrs_embed.TableConfig("shared", 1000, 8)
@@ -176,8 +182,8 @@ class Multiplex:
     Attributes:
         chunks: the number of rows of an id.
         salts: a number n for the salts (n, 0), (n, 1), ...; or a salt for each
-            chunk, as `Hash` has one. Features that share a table should differ
-            in it, unless an id means the same to them.
+            chunk, as in `Hash`. Features that share a table need different
+            salts, unless an id means the same to them.
         buckets: see `Hash`.
         padding_value: see `Hash`.
 
@@ -193,7 +199,13 @@ class Multiplex:
 
     def __post_init__(self) -> None:
         where = "Multiplex"
-        _set(self, "chunks", integer(self.chunks, f"{where}: chunks"))
+        convert_fields(
+            self,
+            where,
+            chunks=integer,
+            buckets=integer_or_none,
+            padding_value=_padding,
+        )
         given: Any = self.salts
         if isinstance(given, str) or not isinstance(given, Iterable):
             number = _salt_number(given, f"{where}: salts")
@@ -213,9 +225,7 @@ class Multiplex:
                 f"{where}: two chunks have one salt, which would give them "
                 f"the same rows: {list(salts)}."
             )
-        _set(self, "salts", salts)
-        _count_or_none(self, "buckets")
-        _set(self, "padding_value", _padding(self.padding_value, where))
+        object.__setattr__(self, "salts", salts)
 
 
 #: How a feature's ids become rows of its table.
@@ -225,7 +235,7 @@ KINDS = get_args(Hashing)
 
 
 def lookups(hashing: Hashing) -> tuple[str, ...]:
-    """The names of the rows that an id has; one of them has none."""
+    """Returns the names of an id's rows; "" for the only one."""
     if isinstance(hashing, QuotientRemainder):
         return ("remainder", "quotient")
     if isinstance(hashing, Multiplex):
@@ -234,7 +244,7 @@ def lookups(hashing: Hashing) -> tuple[str, ...]:
 
 
 def width(hashing: Hashing | None, dim: int) -> int:
-    """The width of a feature's vectors, for a table of width `dim`."""
+    """Returns the width of a feature's vectors, for a table of width `dim`."""
     if isinstance(hashing, Multiplex):
         return hashing.chunks * dim
     if isinstance(hashing, QuotientRemainder):
@@ -255,11 +265,7 @@ def takes_any_id(hashing: Hashing) -> bool:
 
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
-    """The number of remainders.
-
-    Raises:
-        ValueError: the table has too few rows.
-    """
+    """Returns the number of remainders; a ValueError if rows are too few."""
     count, given = hashing.num_categories, hashing.num_collisions
     if given is not None:
         need = given + -(-count // given)
@@ -270,7 +276,7 @@ def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
                 f"table has {rows}."
             )
         return given
-    # The number of rows, m + ceil(count / m), is least about the square root.
+    # m + ceil(count / m) rows are fewest about the square root.
     middle = math.isqrt(count)
     least = min(m + -(-count // m) for m in (middle, middle + 1))
     if least > rows:
@@ -285,12 +291,7 @@ def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
 
 
 def check(hashing: Any, rows: int, where: str) -> None:
-    """Checks a feature's hashing against its table's number of rows.
-
-    Raises:
-        TypeError: it is no hashing.
-        ValueError: the table has too few rows.
-    """
+    """Checks a feature's hashing against its table's number of rows."""
     if not isinstance(hashing, KINDS):
         raise TypeError(
             f"{where}: hashing must be a Hash, a QuotientRemainder, a "
@@ -308,15 +309,6 @@ def check(hashing: Any, rows: int, where: str) -> None:
         )
 
 
-def _set(hashing: Any, field: str, value: Any) -> None:
-    object.__setattr__(hashing, field, value)
-
-
-def _count_or_none(hashing: Any, field: str) -> None:
-    what = f"{type(hashing).__name__}: {field}"
-    _set(hashing, field, integer_or_none(getattr(hashing, field), what))
-
-
 def _salt_number(value: Any, what: str) -> int:
     number = as_int(value)
     if number is None or not 0 <= number <= _MOST:
@@ -328,7 +320,7 @@ def _salt_number(value: Any, what: str) -> int:
 
 
 def _salt(value: Any, what: str) -> tuple[int, int] | None:
-    """A salt as the two integers that SipHash takes."""
+    """Returns a salt as the two integers that SipHash takes."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -342,13 +334,12 @@ def _salt(value: Any, what: str) -> tuple[int, int] | None:
     return numbers[0], numbers[1]
 
 
-def _padding(value: Any, where: str) -> int | str | None:
+def _padding(value: Any, what: str) -> int | str | None:
     if value is None or isinstance(value, str):
         return value
     number = as_int(value)
     if number is None:
         raise TypeError(
-            f"{where}: padding_value must be an integer, a string or None, got "
-            f"{value!r}."
+            f"{what} must be an integer, a string or None, got {value!r}."
         )
     return number  # Python's own, which JSON takes.

@@ -1,4 +1,4 @@
-"""The choice of an engine for each table, and its reason."""
+"""The choice of each table's engine, with its reason."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ class ShardingType(enum.Enum):
 
 
 class Assignment(NamedTuple):
-    """The engine that is chosen for a table.
-
-    Attributes:
-        sharding: the engine.
-        reason: why it is chosen, for users.
-    """
+    """A table's engine, and the reason for it, for users."""
 
     sharding: ShardingType
     reason: str
@@ -60,7 +55,7 @@ _SPREAD = {
     "column": ShardingType.COLUMN_WISE,
     "table": ShardingType.COLUMN_WISE,
 }
-# Those whose replicas send each other rows or gradients.
+# Engines whose replicas send each other rows or gradients.
 _SENDING = (
     ShardingType.ROW_WISE,
     ShardingType.COLUMN_WISE,
@@ -71,7 +66,7 @@ _SENDING = (
 
 @dataclasses.dataclass(frozen=True)
 class TablePlacement:
-    """The place of a table, and the reason for it.
+    """A table's place, and the reason for it.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -86,14 +81,14 @@ class TablePlacement:
         table: the table's name.
         rows: its vocabulary size.
         dim: the width of a row.
-        bytes: its size with the slots that its engine holds. A table on the
-            Keras route has its slots in the model's optimizer; they are not
-            counted. Nor are copies of hot rows.
-        features: the names of the features that are looked up in it.
+        bytes: its size with its engine's slots, without copies of hot rows.
+            Slots of tables on the Keras route are in the model's optimizer, and
+            not counted.
+        features: the names of its features.
         engine: what holds and trains it.
-        optimizer: the name of its update rule, "the model's" on the Keras
-            route, "none" for a table that is not trained.
-        reason: why it is there.
+        optimizer: the name of its update rule; "the model's" on the Keras
+            route; "none" for a table that is not trained.
+        reason: the reason for the engine.
     """
 
     table: str
@@ -119,13 +114,12 @@ class Placement:
         20000
 
     Attributes:
-        tables: one entry per table, in the order of the configuration.
-        communication_dtype: what rows, vectors and gradients are sent as
-            between replicas; None: engines send none.
-        missing_kernels: why engines' tables on CPUs do without compiled
-            kernels, and how to get these; None: nothing is missing. It is of
-            the machine and not of the places, so two that differ in it alone
-            are equal.
+        tables: one entry per table, in the configuration's order.
+        communication_dtype: the dtype in which replicas send rows, vectors and
+            gradients; None: nothing is sent.
+        missing_kernels: why engines' tables on CPUs have no compiled kernels,
+            and how to get them; None: nothing is missing. Comparisons ignore
+            it, as it depends on the machine.
     """
 
     tables: tuple[TablePlacement, ...]
@@ -136,7 +130,7 @@ class Placement:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all tables, with the slots counted."""
+        """Size of all tables, with the counted slots."""
         return sum(t.bytes for t in self.tables)
 
     @property
@@ -145,7 +139,6 @@ class Placement:
         return sum(t.rows for t in self.tables)
 
     def __str__(self) -> str:
-        """The report: a line per table, totals, what is sent and missing."""
         left = ("table", "engine", "optimizer", "features", "reason")
         head = (left[0], "rows", "dim", "size", *left[1:])
         lines = [
@@ -187,20 +180,19 @@ def assign(
     Args:
         spec: the configuration.
         size_threshold: tables with more rows are large; None: none is.
-        strategy: the strategy the tables are created under.
-        embedding_feature: a TPU's embedding hardware to use instead of what it
-            reports: UNSUPPORTED leaves it unused.
+        strategy: the strategy under which tables are created.
+        embedding_feature: the embedding hardware to use in place of a TPU's
+            own; UNSUPPORTED leaves it unused.
         keras_trains: whether small tables are Keras's variables, which the
-            model's optimizer trains. Otherwise these go to an engine too: a
-            copy on each replica, if there are several.
+            model's optimizer trains. Otherwise an engine copies them to each
+            replica.
 
     Returns:
         Each table's engine, by the table's name.
 
     Raises:
-        ValueError: a table asks for a place that the strategy doesn't have, or
-            for rows that aren't float32 in a place that has no others; or the
-            TPU doesn't have the embedding hardware.
+        ValueError: the strategy or the TPU lacks the requested place or
+            hardware, or the place has only float32 rows.
         NotImplementedError: the strategy has no engine for such tables.
     """
     tpu = _tpu_engine(strategy, embedding_feature)
@@ -215,7 +207,7 @@ def assign(
         if sharding in _ON_TPUS.values():
             require_float32(table, f"on TPUs ({sharding.value})")
         if sharding is ShardingType.KERAS:
-            # That optimizer would round to the nearest.
+            # The model's optimizer would round to nearest.
             require_float32(
                 table,
                 f"in a Keras layer ({reason}), which the model's optimizer "
@@ -228,9 +220,9 @@ def assign(
 def _tpu_engine(
     strategy: tf.distribute.Strategy, embedding_feature: Any
 ) -> ShardingType | None:
-    """The engine for large tables on a strategy's TPUs; None: there are none.
+    """Returns the engine for large tables on TPUs; None without TPUs.
 
-    `embedding_feature` is read on TPUs only: one configuration is for all.
+    Without TPUs `embedding_feature` is ignored: one configuration is for all.
     """
     if not is_tpu(strategy):
         return None
@@ -253,9 +245,8 @@ def _assign(
     if table.keys is not None:
         if tpu is not None:
             raise NotImplementedError(
-                f"Table '{table.name}' has DynamicKeys, and tables on TPUs "
-                "have a row for each number of a vocabulary: train it on CPUs "
-                "or GPUs."
+                f"Table '{table.name}' has DynamicKeys, which TPUs don't "
+                "support: train it on CPUs or GPUs."
             )
         reason = f"its keys are {table.keys.dtype.name}"
         sharding = ShardingType.DYNAMIC_SHARDED
@@ -299,15 +290,10 @@ def _engine(
     reason: str,
     instead: str = "",
 ) -> Assignment:
-    """An engine for a table on several replicas, or on the only one.
+    """Returns a table's engine on several replicas, or on the only one.
 
-    Args:
-        table: the table.
-        strategy: the strategy.
-        sharding: the engine for several replicas, or for TPUs.
-        reason: why the table needs an engine.
-        instead: what else could be done, for the NotImplementedError under a
-            strategy that has no engine for several replicas.
+    `reason` says why the table needs an engine; `instead` ends the error under
+    a strategy without one.
     """
     replicas = strategy.num_replicas_in_sync
     if is_tpu(strategy) or can_shard(strategy):
@@ -318,17 +304,12 @@ def _engine(
             hot = len(table.hot_rows)
             reason += f", copies of {hot:,} hot rows" if hot else ""
         return Assignment(sharding, reason)
-    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+    servers = tf.distribute.experimental.ParameterServerStrategy
+    if replicas > 1 or isinstance(strategy, servers):
         raise NotImplementedError(
             f"Table '{table.name}': {reason}, but tables with optimizers of "
-            "their own are not supported under ParameterServerStrategy"
-            f"{instead}."
-        )
-    if replicas > 1:
-        raise NotImplementedError(
-            f"Table '{table.name}': {reason}, but tables with optimizers of "
-            "their own need a MirroredStrategy or a "
-            "MultiWorkerMirroredStrategy on several replicas, not "
+            "their own need one replica, a MirroredStrategy or a "
+            "MultiWorkerMirroredStrategy, and are not supported under "
             f"{type(strategy).__name__}{instead}."
         )
     by_key = sharding is ShardingType.DYNAMIC_SHARDED
@@ -351,10 +332,10 @@ def describe(
     optimizers: Mapping[str, TableOptimizer | None],
     communication_dtype: str = "float32",
 ) -> Placement:
-    """Describes where `assign` has put tables.
+    """Describes the places of tables that `assign` chose.
 
-    The optimizers are those of tables that engines hold; `communication_dtype`
-    is what is sent between replicas, if anything is.
+    `optimizers` are those of engines' tables; `communication_dtype` is used
+    only if replicas send rows.
     """
     entries = []
     for table in spec.tables:

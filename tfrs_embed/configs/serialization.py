@@ -33,8 +33,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 _tpu = tf.tpu.experimental.embedding
 
-# Declarations that tables and features hold, by the name of the class, which a
-# config stores.
+# Declarations in tables and features, by the class's name in a config.
 _CLASS = "class"
 _DECLARATIONS: dict[str, Any] = {
     kind.__name__: kind
@@ -62,7 +61,7 @@ _OF_TPU_FEATURE = (
     "output_shape",
     "validate_weights_and_indices",
 )
-# The key by which an initializer's Keras is known, where it isn't the layer's.
+# The key of an initializer's Keras, if it isn't the layer's.
 _KERAS = "keras"
 
 
@@ -73,13 +72,13 @@ def features_to_config(
 
     Args:
         spec: the configuration.
-        optimizers: what trains the tables, by their names, where an engine
-            does; the learning rates are stored that these have now.
-        keras: the Keras that stores what is of neither.
+        optimizers: the engines' optimizers by table; their present learning
+            rates are stored.
+        keras: the layer's Keras, which stores values of no Keras.
 
     Returns:
-        Lists of optimizers, tables and features, and the nesting of features.
-        Each names what it refers to by the place in the list.
+        Lists of optimizers, tables and features, which refer to each other by
+        position, and the features' nesting.
 
     Raises:
         ValueError: an optimizer's learning rate can't be stored.
@@ -116,8 +115,8 @@ def features_to_config(
 def features_from_config(config: Any, keras: Any) -> Any:
     """Returns the nesting of FeatureConfigs that `features_to_config` stored.
 
-    Features that shared a table share one again, and tables that shared an
-    optimizer.
+    Tables shared by features, and optimizers shared by tables, are shared
+    again.
     """
     shared = [conversion.deserialize(o, keras) for o in config["optimizers"]]
     tables = [
@@ -128,10 +127,10 @@ def features_from_config(config: Any, keras: Any) -> Any:
 
 
 def to_config(value: Any) -> Any:
-    """Returns a declaration's field, or a declaration, as what JSON can hold.
+    """Returns a declaration, or one of its fields, as JSON-able.
 
     Raises:
-        ValueError: it is a function, or has one.
+        ValueError: the value contains a function.
     """
     if isinstance(value, tf.DType):
         return value.name
@@ -142,23 +141,22 @@ def to_config(value: Any) -> Any:
         return {_CLASS: type(value).__name__, **stored}
     if callable(value):
         raise ValueError(
-            "A table whose eviction rule is a function can't be stored in a "
-            f"layer's config: {value!r}."
+            f"A layer's config can't store an eviction function: {value!r}."
         )
     return value
 
 
 def from_config(config: Any) -> Any:
-    """Returns what `to_config` was given, but for a dtype, which it names."""
+    """Returns the value stored by `to_config`; a dtype stays a name."""
     if not isinstance(config, Mapping):
         return config
     fields = {name: from_config(value) for name, value in config.items()}
-    # Older files don't say the class of keys.
+    # Older files have no class for keys.
     return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
 
 
 def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
-    """Returns the SparseCoreEmbeddingConfig that was stored."""
+    """Returns the stored SparseCoreEmbeddingConfig."""
     require_sparse_core_api()
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
@@ -170,7 +168,7 @@ def _names(declaration: Any) -> list[str]:
 def _fields_to_config(
     kind: str, value: Any, names: Iterable[str], stored: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of some names; those that are `stored` are as they are."""
+    """Returns the fields of some names; `stored` ones are as they are."""
     config = {"kind": kind}
     for n in names:
         config[n] = stored[n] if n in stored else to_config(getattr(value, n))
@@ -187,7 +185,7 @@ def _table_to_config(
         "initializer": initializer_to_config(source.initializer, keras),
         "optimizer": optimizer,
     }
-    # Placement and hot rows are the plan's, which go together.
+    # Placement and hot rows are the spec's, as a plan may have set both.
     if isinstance(source, TableConfig):
         return _fields_to_config("own", table, _names(TableConfig), stored)
     names = [*_OF_TPU_TABLE]
@@ -215,27 +213,27 @@ def _table_from_config(
 
 
 def initializer_to_config(initializer: Any, keras: Any) -> Any:
-    """Returns an initializer as what JSON can hold."""
+    """Returns an initializer as JSON-able."""
     if kerases.is_initializer(initializer):
         own = kerases.of(initializer)
         config = own.initializers.serialize(initializer)
-        # Classes of one name have other arguments in the other Keras.
+        # Classes of one name have different arguments in the two Kerases.
         return config if own is keras else {_KERAS: own.__name__, **config}
     return keras.saving.serialize_keras_object(initializer)
 
 
 def initializer_from_config(config: Any, keras: Any) -> Any:
-    """Returns the initializer that was stored, of a Keras if it was one's."""
+    """Returns the stored initializer, of its own Keras or the layer's."""
     if config and _KERAS in config:
         config = dict(config)
         keras = kerases.named(config.pop(_KERAS))
-    # Keras's HDF5 format has no module names, and TensorFlow's own
-    # initializers are only found by theirs.
+    # Keras's HDF5 format has no module names; TensorFlow's own initializers are
+    # found only by module.
     module = config.get("module", "keras") if config else "keras"
     if module.split(".")[0] in ("keras", "tf_keras"):
         return keras.initializers.deserialize(config)
     if module == init_ops_v2.__name__:
-        # Keras 3 imports nothing of TensorFlow's.
+        # Keras 3 doesn't deserialize TensorFlow's classes.
         kind = getattr(init_ops_v2, config["class_name"])
         return kind.from_config(config["config"])
     return keras.saving.deserialize_keras_object(config)
@@ -261,7 +259,7 @@ def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:
 
 
 def _encode(template: Any) -> Any:
-    """A nesting as JSON keeps it: JSON has no tuples and no integer keys."""
+    """Returns a nesting for JSON, which has neither tuples nor integer keys."""
     if isinstance(template, int):
         return template
     if isinstance(template, dict):
@@ -296,15 +294,15 @@ def _decode(config: Any, leaves: list[Any]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """A dict's key; a list is what JSON made of a tuple."""
+    """Returns a dict's key; JSON made lists of tuples."""
     return tuple(map(_key, key)) if isinstance(key, list) else key
 
 
 def _named_tuple(config: Mapping[str, Any]) -> Any:
-    """The class of a named tuple that was stored.
+    """Returns the class of a stored named tuple.
 
-    A file doesn't import modules. Where the class's own isn't there, TensorFlow
-    takes one of the same name and fields for the same.
+    Loading a file imports no modules. If the class isn't loaded, a new one
+    replaces it, which TensorFlow treats as the same.
     """
     found: Any = sys.modules.get(config["module"])
     for name in config["name"].split("."):

@@ -1,12 +1,9 @@
 """The nesting of a feature configuration.
 
-A configuration may be one `FeatureConfig` or any nesting of dicts, lists and
-tuples of them. `Structure` is that nesting with the leaves taken out: it turns
-an input of the same nesting into a flat list, and a flat list of outputs back
-into the nesting.
-
-`tf.nest` is not used because it reorders dicts, and because its error messages
-show whole structures where a user needs the one key that is wrong.
+A configuration is one `FeatureConfig`, or any nesting of dicts, lists and
+tuples of them. `Structure` flattens inputs of this nesting, and packs outputs
+into it. `tf.nest` would reorder dicts, and its errors show whole structures
+instead of the wrong key.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A nesting whose leaves are numbered in the order they were declared.
+    """A nesting whose leaves are numbered in the order of declaration.
 
     Attributes:
-        template: the nesting, with each leaf replaced by its position.
-        paths: the path of each leaf, e.g. `"user/id"`; `""` for a single leaf.
+        template: the nesting, with each leaf replaced by its number.
+        paths: each leaf's path, e.g. `"user/id"`; `""` for a single leaf.
     """
 
     template: Any
@@ -35,7 +32,7 @@ class Structure:
         """Splits a nesting into its structure and its leaves in order.
 
         Raises:
-            TypeError: something is neither a leaf nor a dict, list or tuple.
+            TypeError: a node is neither a leaf nor a dict, list or tuple.
         """
         leaves: list[Any] = []
         paths: list[str] = []
@@ -67,13 +64,13 @@ class Structure:
         """Returns the leaves of `value`, which must have this structure.
 
         Args:
-            value: the nesting; lists and tuples stand for each other.
-            what: what the value is, for error messages: "inputs", "weights".
-            partial: whether keys may be missing, and an entry of a list or
-                tuple None; None: never, so that an error doesn't tell of it.
+            value: the nesting; lists and tuples are interchangeable.
+            what: the value's name in errors: "inputs", "weights".
+            partial: whether keys, or entries of lists (as None), may be
+                missing; None: never, and errors don't mention partial=True.
 
         Returns:
-            The leaves, in this structure's order, None for what is missing.
+            The leaves, in this structure's order, None for missing ones.
 
         Raises:
             ValueError: a key is missing or unknown, or a length differs.
@@ -136,11 +133,9 @@ class Structure:
         return flat
 
     def pack(self, leaves: Mapping[int, Any]) -> Any:
-        """Returns the nesting with `leaves` in their places.
+        """Returns the nesting with `leaves` by number in their places.
 
-        Args:
-            leaves: the leaves by their positions. Dicts have no keys for those
-                that are left out, lists and tuples None.
+        Dicts have no keys for missing leaves; lists and tuples have None.
         """
 
         def there(template: Any) -> bool:
@@ -167,7 +162,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def _like(sequence: Any, children: list[Any]) -> Any:
-    """Returns `children` as the kind of sequence that `sequence` is."""
+    """Returns `children` as the same kind of sequence."""
     if isinstance(sequence, tuple):
         if hasattr(sequence, "_fields"):
             return type(sequence)(*children)

@@ -1,13 +1,13 @@
-"""The user's declaration of tables and features, and its immutable form.
+"""Declarations of tables and features, and their checked, immutable form.
 
 `TableConfig` and `FeatureConfig` have the signatures of keras_rs's. Those of
-`tf.tpu.experimental.embedding`, and of keras_rs itself, are accepted wherever
-they are. All become an `EmbeddingSpec`, which the rest of the library reads and
-trusts.
+`tf.tpu.experimental.embedding` and of keras_rs are accepted as well. All become
+an `EmbeddingSpec`, which the rest of the library trusts.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -20,6 +20,7 @@ from tfrs_embed.compat import kerases
 from tfrs_embed.compat.arguments import (
     as_int,
     choice,
+    convert_fields,
     integer,
     named_fields,
     text,
@@ -32,7 +33,7 @@ from tfrs_embed.configs.types import Combiner, Optimizer, Rounding, TablePlace
 from tfrs_embed.optimizers import conversion
 
 COMBINERS: tuple[str, ...] = get_args(Combiner)
-# The placements by which a table may be spread by row, or by key.
+# The placements of tables spread by row or by key.
 _BY_ROW = ("auto", "row", "sharded")
 _MOST_SHOWN = 8
 #: The types that a table's rows may have.
@@ -46,8 +47,7 @@ _tpu = tf.tpu.experimental.embedding
 class TableConfig:
     """Declares an embedding table of shape `[vocabulary_size, embedding_dim]`.
 
-    Two tables are the same table only if they are the same object: features
-    share a table by naming one `TableConfig`.
+    Features share a table only by sharing one `TableConfig` object.
 
     Example:
         >>> tfrs_embed.TableConfig("movies", 1000, 16, optimizer="adagrad")
@@ -56,50 +56,46 @@ class TableConfig:
 
     Attributes:
         name: the table's name, unique within a layer.
-        vocabulary_size: number of rows; valid ids are 0 to one less, but for
-            tables with `keys`.
+        vocabulary_size: number of rows; valid ids are 0 to one less, except
+            with `keys`.
         embedding_dim: width of a row.
-        initializer: a Keras initializer instance, or a callable taking
-            `(shape, dtype)`, or a name that `keras.initializers.get` knows.
-            None stands for `VarianceScaling(mode="fan_out")`, one instance per
-            table, so that tables of one shape start with different values.
+        initializer: a Keras initializer instance, a callable taking `(shape,
+            dtype)`, or a name that `keras.initializers.get` knows. None:
+            `VarianceScaling(mode="fan_out")`, one instance per table, so that
+            tables of one shape start with different values.
         optimizer: the table's own optimizer, in any form that a layer's
-            `optimizer` has; it wins over the layer's. None: the layer's.
-        combiner: how several ids of one sample become one vector: "sum",
-            "mean" = sum(w x) / sum(w), or "sqrtn" = sum(w x) / sqrt(sum(w^2)).
-        placement: "auto" leaves the choice to the layer. Where a strategy has
-            several replicas, "row" spreads the rows over all of them, "column"
-            the columns over some, "table" puts the whole table on one, and
-            "replicated" a copy on each. "sparsecore" demands SparseCores.
-            "sharded" and "default_device" are other names of "row" and
-            "replicated".
+            `optimizer` has. None: the layer's.
+        combiner: how several ids of one sample become one vector: "sum", "mean"
+            = sum(w x) / sum(w), or "sqrtn" = sum(w x) / sqrt(sum(w^2)).
+        placement: "auto" leaves the choice to the layer. On several replicas
+            "row" spreads the rows over all, "column" the columns over some,
+            "table" puts the whole table on one, and "replicated" copies it to
+            each. "sparsecore" demands SparseCores. "sharded" and
+            "default_device" are other names of "row" and "replicated".
         max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
         max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
             elsewhere.
-        keys: a `DynamicKeys` for a table that gives its rows to keys as these
-            come; ids are then keys of any value. None: an id is the number of
-            its row.
-        hot_rows: the ids of rows of which each replica has a copy, where a
-            strategy has several replicas and the table is spread over them by
-            row: looking them up sends nothing. Results are the same, but for
-            how rows of two bytes are rounded; see `rounding`. Or how many rows
-            these should be: `tfrs_embed.hot_rows` finds the most frequent, or
-            `tfrs_embed.plan`. Only with the placements "auto" and "row", and
-            without `keys`; ignored elsewhere, as on one replica, on TPUs, or
-            by a small table that each replica has whole.
-        dtype: the type of the table's rows: "float32", "bfloat16" or "float16",
-            or TensorFlow's or NumPy's object of that name. Rows of two bytes
-            are held, saved and sent between replicas as such. Lookups sum them
-            in float32, and updates compute in float32, with float32 slots.
-        rounding: how the new rows of a table of two bytes are rounded. With
-            "stochastic" a value becomes one of the two numbers beside it, with
-            the probabilities that make it the mean: updates that are small
-            beside the row accumulate. The random bits depend on the table's
-            name, the number of the update, and the row and column: training
-            again gives the same table. Those of `hot_rows` are others than
-            the same rows would have without copies, and the same on all
-            replicas. With "nearest" an update of less than half a step between
-            the type's numbers changes nothing.
+        keys: a `DynamicKeys`, which gives rows to keys of any value as they
+            occur. None: an id is its row's number.
+        hot_rows: the ids of rows that each replica copies, if the table is
+            spread by row over several replicas: looking them up sends nothing.
+            Results stay the same, except the `rounding` of rows of two bytes.
+            Or the number of such rows: `tfrs_embed.hot_rows` or
+            `tfrs_embed.plan` find the most frequent. Only with the placements
+            "auto" and "row", and without `keys`; ignored on one replica, on
+            TPUs, and for small tables.
+        dtype: the rows' type: "float32", "bfloat16" or "float16", or
+            TensorFlow's or NumPy's object of that name. Rows of two bytes are
+            held, saved and sent in this type. Lookups sum and updates compute
+            in float32, with float32 slots.
+        rounding: how new rows of two bytes are rounded. With "stochastic" a
+            value becomes one of the two neighbouring numbers, with the
+            probabilities that make it the mean: small updates accumulate. The
+            random bits depend on the table's name, the update's number, and the
+            row and column: training again gives the same table. Copies of
+            `hot_rows` have other bits, the same on all replicas. With "nearest"
+            an update of less than half a step between the type's numbers
+            changes nothing.
 
     Raises:
         ValueError: a value is out of its range.
@@ -121,7 +117,6 @@ class TableConfig:
     rounding: Rounding = "stochastic"
 
     def __repr__(self) -> str:
-        """The fields that say what it is."""
         given = self.optimizer
         named = given is None or isinstance(given, str)
         fields: dict[str, Any] = {
@@ -146,23 +141,32 @@ class TableConfig:
     def __post_init__(self) -> None:
         text(self.name, "A table's name")
         where = f"Table '{self.name}'"
-        for field in (
-            "vocabulary_size",
-            "embedding_dim",
-            "max_ids_per_partition",
-            "max_unique_ids_per_partition",
-        ):
-            value = integer(getattr(self, field), f"{where}: {field}")
-            object.__setattr__(self, field, value)
+        convert_fields(
+            self,
+            where,
+            vocabulary_size=integer,
+            embedding_dim=integer,
+            max_ids_per_partition=integer,
+            max_unique_ids_per_partition=integer,
+            dtype=_dtype_name,
+        )
         choice(self.combiner, COMBINERS, f"{where}: combiner")
         choice(self.placement, get_args(TablePlace), f"{where}: placement")
-        object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
         choice(self.rounding, get_args(Rounding), f"{where}: rounding")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
             initializer = kerases.default().initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
-        _check_initializer(initializer, where)
+        if isinstance(initializer, type):
+            raise TypeError(
+                f"{where}: initializer must be an instance, got the class "
+                f"{initializer.__name__}; write {initializer.__name__}()."
+            )
+        if initializer is not None and not callable(initializer):
+            raise TypeError(
+                f"{where}: initializer must be callable, got "
+                f"{type(initializer).__name__}."
+            )
         conversion.convert(self.optimizer, where)
         hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
         object.__setattr__(self, "hot_rows", hot_rows)
@@ -170,9 +174,8 @@ class TableConfig:
             self._check_keys(self.keys, where)
         elif hot_rows != () and self.placement not in _BY_ROW:
             raise ValueError(
-                f"{where}: hot_rows are copies of rows of a table that is "
-                "spread by row, and not available to placement="
-                f"'{self.placement}'."
+                f"{where}: hot_rows need a table that is spread by row, not "
+                f"placement='{self.placement}'."
             )
 
     def _check_keys(self, keys: DynamicKeys, where: str) -> None:
@@ -183,7 +186,7 @@ class TableConfig:
         if self.dtype != "float32":
             raise ValueError(
                 f"{where}: dtype='{self.dtype}' is not available to a table "
-                "with keys, whose rows are float32."
+                "with keys; it must be float32."
             )
         if keys.max_rows is not None and keys.max_rows < self.vocabulary_size:
             raise ValueError(
@@ -217,16 +220,16 @@ class FeatureConfig:
         table: its `TableConfig`.
         input_shape: shape of the ids, batch first, or None.
         output_shape: shape of the activations, batch first and the table's
-            `embedding_dim` last (of several, where hashing sets them side by
-            side), or None: decided by the ids. Dense ids with
-            one dimension more than `output_shape[:-1]` are combined over it.
+            `embedding_dim` last (several times that if hashing sets rows side
+            by side), or None: decided by the ids. Dense ids with one dimension
+            more than `output_shape[:-1]` are combined over it.
         max_sequence_length: if positive, ids are not combined: each id of a
             ragged, sparse or dense row becomes a position of a `[batch,
             max_sequence_length, embedding_dim]` sequence, zero padded, cut at
-            that length. Its Keras mask says which positions hold an id.
-        hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, by which ids
-            of any range, or strings, become rows of a table with fewer rows.
-            None: an id is the number of its row.
+            that length. Its Keras mask marks positions with an id.
+        hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, which turns
+            ids of any range, or strings, into rows of a smaller table. None: an
+            id is its row's number.
 
     Raises:
         ValueError: a value is out of its range.
@@ -241,7 +244,6 @@ class FeatureConfig:
     hashing: Hashing | None = None
 
     def __repr__(self) -> str:
-        """The fields that are set; the table by name."""
         _, _, *others = (field.name for field in dataclasses.fields(self))
         given = [f"{k}={v}" for k in others if (v := getattr(self, k))]
         fields = [f"'{self.name}'", f"table '{self.table.name}'", *given]
@@ -251,13 +253,13 @@ class FeatureConfig:
         text(self.name, "A feature's name")
         where = f"Feature '{self.name}'"
         _check_table(self.table, where)
-        for field in ("input_shape", "output_shape"):
-            shape = _as_shape(getattr(self, field), where, field)
-            object.__setattr__(self, field, shape)
-        length = integer(
-            self.max_sequence_length, f"{where}: max_sequence_length", 0
+        convert_fields(
+            self,
+            where,
+            input_shape=_as_shape,
+            output_shape=_as_shape,
+            max_sequence_length=functools.partial(integer, least=0),
         )
-        object.__setattr__(self, "max_sequence_length", length)
         if self.hashing is not None:
             self._check_hashing(where)
         table: Any = self.table
@@ -269,9 +271,8 @@ class FeatureConfig:
         ):
             several = "" if self.hashing is None else ", by its hashing"
             raise ValueError(
-                f"{where}: output_shape must be [batch, ..., {dim}], its last "
-                f"dimension the table's embedding_dim{several}, got "
-                f"{list(self.output_shape)}."
+                f"{where}: output_shape must be [batch, ..., {dim}], with the "
+                f"embedding_dim{several}, got {list(self.output_shape)}."
             )
 
     def _check_hashing(self, where: str) -> None:
@@ -286,29 +287,29 @@ class FeatureConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableSpec:
-    """A table, checked: the fields of its `TableConfig`, and these.
+    """A checked table: the fields of its `TableConfig`, and these.
 
     Attributes:
         dim: width of a row.
         initializer: a callable taking (shape, dtype).
-        source: the user's own config object; of keras_rs's, one of ours that
-            says the same.
+        source: the user's own config object; for one of keras_rs's, an equal
+            one of ours.
         ranks: the replicas that hold it by "table" or "column", from the first
-            column on; empty: the engine finds some.
-        owner: the name of its layer, where all layers of the class give their
-            table this name; else empty.
+            column on; empty: the engine chooses.
+        owner: its layer's name, if all layers of the class give their table
+            this name; else empty.
     """
 
     name: str
     vocabulary_size: int
     dim: int
-    initializer: Any
-    optimizer: Any
-    combiner: str
-    placement: str
-    max_ids_per_partition: int
-    max_unique_ids_per_partition: int
-    source: Any
+    initializer: Any = None
+    optimizer: Any = None
+    combiner: str = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+    source: Any = None
     keys: DynamicKeys | None = None
     ranks: tuple[int, ...] = ()
     hot_rows: tuple[int, ...] | int = ()
@@ -318,7 +319,7 @@ class TableSpec:
 
 
 def require_float32(table: TableSpec, where: str) -> None:
-    """Raises a ValueError if a table's rows aren't float32, somewhere."""
+    """Raises a ValueError if a table's rows aren't float32."""
     if table.dtype != "float32":
         raise ValueError(
             f"Table '{table.name}': dtype='{table.dtype}' is not available "
@@ -329,9 +330,9 @@ def require_float32(table: TableSpec, where: str) -> None:
 def by_optimizer(
     tables: Iterable[TableSpec], optimizer: Any = None
 ) -> list[list[TableSpec]]:
-    """Groups tables that were given one optimizer; equal names are not one.
+    """Groups tables that share an optimizer object; equal names don't count.
 
-    `optimizer` is that of tables that have none of their own.
+    `optimizer` is the optimizer of tables without one.
     """
     groups: dict[int, list[TableSpec]] = {}
     for table in tables:
@@ -342,45 +343,44 @@ def by_optimizer(
 
 
 def bytes_of(table: TableSpec) -> int:
-    """The bytes of a number of a table's rows."""
+    """Returns the bytes of one number in a table's rows."""
     return tf.as_dtype(table.dtype).size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureSpec:
-    """A feature, checked.
+    """A checked feature.
 
     Attributes:
-        name: what error messages and reports call it: its path in the
-            configuration, else its own name.
-        table: the table its ids are looked up in.
-        max_sequence_length: 0, or the length of the sequence it becomes.
-        output_shape: shape of its activations without the embedding dim, batch
-            first, None where any size will do; or None: decided by the ids.
+        name: its name in errors and reports: its path in the configuration,
+            else its own name.
+        table: the table of its ids.
+        max_sequence_length: the length of its sequences, or 0.
+        output_shape: its activations' shape without the embedding dim, batch
+            first, None for any size; or None: decided by the ids.
         source: the user's own config object; see `TableSpec`.
         batch_size: the largest batch of one replica, or None: not declared.
-        sequences: whether a row of ragged or sparse ids is a sequence where
-            output_shape is [batch, length], not one of batch * length bags;
-            None: as the number of rows says.
-        hashing: how its ids become rows; None: they are rows' numbers.
+        sequences: whether a row of ragged or sparse ids is a sequence if
+            output_shape is [batch, length], or one of batch * length bags;
+            None: decided by the number of rows.
+        hashing: turns ids into rows; None: ids are rows' numbers.
     """
 
     name: str
     table: TableSpec
-    max_sequence_length: int
-    output_shape: tuple[int | None, ...] | None
-    source: Any
+    max_sequence_length: int = 0
+    output_shape: tuple[int | None, ...] | None = None
+    source: Any = None
     batch_size: int | None = None
     sequences: bool | None = None
     hashing: Hashing | None = None
 
     def __str__(self) -> str:
-        """Names the feature in an error message."""
         return f"Feature '{self.name}' (table '{self.table.name}')"
 
     @property
     def input_shape(self) -> tuple[int | None, ...] | None:
-        """The shape that its ids were declared to have, or None."""
+        """The declared shape of its ids, or None."""
         return getattr(self.source, "input_shape", None)
 
     @property
@@ -390,10 +390,7 @@ class FeatureSpec:
 
     @functools.cached_property
     def lookups(self) -> tuple[FeatureSpec, ...]:
-        """The features that tables are looked up for: itself, or its parts.
-
-        A hashed feature whose ids have several rows has a part for each.
-        """
+        """The features looked up in tables: itself, or one per row of an id."""
         if self.hashing is None:
             return (self,)
         names = hashings.lookups(self.hashing)
@@ -401,7 +398,7 @@ class FeatureSpec:
             return (self,)
         part = dataclasses.replace(self, hashing=None)
         if hashings.multiplies(self.hashing):
-            # Each id by itself; the products are combined.
+            # Each id alone; the products are combined later.
             ids = self.input_shape
             part = dataclasses.replace(
                 part,
@@ -416,7 +413,7 @@ class FeatureSpec:
 
     @property
     def bagged(self) -> tuple[FeatureSpec, ...]:
-        """The features that ids are grouped for: lookups, and the products'."""
+        """The features whose ids are grouped: lookups, and their product."""
         if hashings.multiplies(self.hashing):
             return (self, *self.lookups)
         return self.lookups
@@ -424,10 +421,10 @@ class FeatureSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbeddingSpec:
-    """A layer's configuration, checked.
+    """A checked configuration of a layer.
 
     Attributes:
-        structure: the nesting the features were declared in.
+        structure: the features' nesting.
         features: the features, in the structure's order.
         tables: the tables, in the order of their first feature.
     """
@@ -445,14 +442,13 @@ def parse(
     Args:
         feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
             nesting of dicts, lists and tuples of them.
-        keras: the Keras whose initializers tables without one have; None:
-            see `kerases.default`.
+        keras: the Keras of default initializers; None: `kerases.default()`.
         owner: the tables' `owner`.
 
     Raises:
-        ValueError: no features, two tables of one name, or a setting that
-            cannot be honoured.
-        TypeError: something else than a feature config in the nesting.
+        ValueError: no features, two tables of one name, or an unsupported
+            setting.
+        TypeError: another object than a feature config in the nesting.
     """
     structure, configs = Structure.of(
         feature_config,
@@ -465,8 +461,7 @@ def parse(
         raise ValueError("The feature configuration has no features.")
     if len(set(structure.paths)) < len(structure.paths):
         raise ValueError(
-            "Two features have one path in the configuration: "
-            f"{sorted(structure.paths)}."
+            f"Two features have one path: {sorted(structure.paths)}."
         )
     keras = keras or kerases.default()
     tables: dict[int, TableSpec] = {}
@@ -484,23 +479,18 @@ def parse(
         elif config.table is not table.source:  # It is keras_rs's.
             config = dataclasses.replace(config, table=table.source)
         features.append(_feature_spec(config, name, table))
-    by_name: dict[str, TableSpec] = {}
-    for table in tables.values():
-        if table.name in by_name:
-            raise ValueError(
-                f"Two different tables are named '{table.name}'. Features "
-                "share a table by using the same TableConfig object; different "
-                "tables need different names."
-            )
-        by_name[table.name] = table
+    names = collections.Counter(table.name for table in tables.values())
+    [(name, count)] = names.most_common(1)
+    if count > 1:
+        raise ValueError(
+            f"Two different tables are named '{name}'. Features that share a "
+            "table must use the same TableConfig object."
+        )
     return EmbeddingSpec(structure, tuple(features), tuple(tables.values()))
 
 
 def _is_of_keras_rs(config: Any, own: type) -> bool:
-    """Whether a config is keras_rs's class of the name that one of ours has.
-
-    keras_rs need not be there to tell.
-    """
+    """Whether a config is keras_rs's class of the same name as one of ours."""
     return any(
         kind.__name__ == own.__name__
         and kind.__module__.partition(".")[0] == "keras_rs"
@@ -518,14 +508,14 @@ def _check_table(table: Any, where: str) -> None:
 
 
 def _values_of(config: Any, own: type) -> dict[str, Any]:
-    """The values of a config of keras_rs for those fields of ours it has."""
+    """Returns the values of a keras_rs config for our fields."""
     names = [field.name for field in dataclasses.fields(own)]
     return {n: getattr(config, n) for n in names if hasattr(config, n)}
 
 
 def _table_spec(config: Any, index: int, keras: Any, owner: str) -> TableSpec:
     if _is_of_keras_rs(config, TableConfig):
-        # Theirs can be changed later, and can't be hashed.
+        # keras_rs's configs are mutable and not hashable.
         fields = _values_of(config, TableConfig)
         if isinstance(fields["initializer"], (str, dict)):
             given = keras.initializers.get(fields["initializer"])
@@ -533,7 +523,7 @@ def _table_spec(config: Any, index: int, keras: Any, owner: str) -> TableSpec:
         config = TableConfig(**fields)
     own = config
     if not isinstance(config, TableConfig):
-        # TF lets names be left out, and numbers such tables in this way too.
+        # TF numbers tables without names in this way, too.
         name = config.name or f"table_{index}"
         for setting in ("quantization_config", "layout"):
             if getattr(config, setting, None) is not None:
@@ -573,8 +563,7 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
         output_shape = tuple(config.output_shape.as_list())
         if not output_shape:
             raise ValueError(
-                f"Feature '{name}': output_shape must have a batch dimension, "
-                "got []."
+                f"Feature '{name}': output_shape [] has no batch dimension."
             )
     length = integer(
         config.max_sequence_length, f"Feature '{name}': max_sequence_length", 0
@@ -600,12 +589,11 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
 
 
 def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
-    """Returns the ids of rows that have copies, ascending, or their number.
+    """Returns the ids of rows with copies, ascending, or their number.
 
     Raises:
-        ValueError: an id is not below `rows` or given twice; or there are too
-            many.
-        TypeError: they are no integers.
+        ValueError: an id is out of range or given twice, or there are too many.
+        TypeError: they are not integers.
     """
     number = as_int(value)
     if number is not None:
@@ -632,8 +620,7 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
     for wrong in (unique[0], unique[-1]):
         if not 0 <= wrong < rows:
             raise ValueError(
-                f"{where}: hot_rows has the id {wrong}, which is not in [0, "
-                f"{rows})."
+                f"{where}: hot_rows has the id {wrong}, not in [0, {rows})."
             )
     if unique.size < ids.size:
         raise ValueError(
@@ -642,14 +629,14 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
         )
     if unique.size == rows:
         raise ValueError(
-            f"{where}: hot_rows has all {rows} rows; placement='replicated' "
-            "copies a whole table."
+            f"{where}: hot_rows has all {rows} rows; use "
+            "placement='replicated'."
         )
     return tuple(unique.tolist())
 
 
-def _dtype_name(dtype: Any, where: str) -> str:
-    """A table's dtype by its name, if it is one of `DTYPES`."""
+def _dtype_name(dtype: Any, what: str) -> str:
+    """Returns the name of a table's dtype, one of `DTYPES`."""
     try:
         name = tf.as_dtype(dtype).name
     except (TypeError, ValueError):
@@ -662,30 +649,15 @@ def _dtype_name(dtype: Any, where: str) -> str:
                 "tfrs_embed.serving.export(rows='int8')."
             )
         raise ValueError(
-            f"{where}: dtype must be one of {list(DTYPES)}, got {dtype!r}."
-            f"{hint}"
+            f"{what} must be one of {list(DTYPES)}, got {dtype!r}.{hint}"
         )
     return name
 
 
-def _check_initializer(initializer: Any, where: str) -> None:
-    if isinstance(initializer, type):
-        raise TypeError(
-            f"{where}: initializer must be an instance, got the class "
-            f"{initializer.__name__}; write {initializer.__name__}()."
-        )
-    if initializer is not None and not callable(initializer):
-        raise TypeError(
-            f"{where}: initializer must be callable, got "
-            f"{type(initializer).__name__}."
-        )
-
-
 def _own_copy(initializer: Any) -> Any:
-    """A table's own copy of a Keras initializer without a seed.
+    """Returns a table's own copy of a Keras initializer without a seed.
 
-    It repeats its values when it is called again, so tables that shared it
-    would start equal.
+    Tables that shared it would start equal, as each call repeats its values.
     """
     if not kerases.is_initializer(initializer):
         return initializer
@@ -696,9 +668,7 @@ def _own_copy(initializer: Any) -> Any:
     return initializer
 
 
-def _as_shape(
-    shape: Any, where: str, field: str
-) -> tuple[int | None, ...] | None:
+def _as_shape(shape: Any, what: str) -> tuple[int | None, ...] | None:
     if isinstance(shape, tf.TensorShape):
         shape = None if shape.rank is None else shape.as_list()
     if shape is None:
@@ -711,7 +681,6 @@ def _as_shape(
     for dim, number in zip(dims, numbers, strict=True):
         if dim is not None and (number is None or number < 1):
             raise ValueError(
-                f"{where}: {field} must hold positive integers or None, got "
-                f"{shape!r}."
+                f"{what} must hold positive integers or None, got {shape!r}."
             )
     return numbers

@@ -1,7 +1,7 @@
 """Types of arguments, for type checkers.
 
 TensorFlow and tf_keras ship no types: to a type checker their objects are
-`Any`, or a protocol with the attributes that are used.
+`Any`, or a protocol with the used attributes.
 
 Example:
     >>> def make_table(name: str, combiner: tfrs_embed.types.Combiner):
@@ -79,7 +79,7 @@ Optimizer = (
 
 
 class KerasArguments(TypedDict, total=False):
-    """The arguments that every layer has by being a Keras layer.
+    """The arguments of every Keras layer.
 
     Example:
         >>> arguments: tfrs_embed.types.KerasArguments = {"name": "movies"}
@@ -87,7 +87,7 @@ class KerasArguments(TypedDict, total=False):
         'movies'
 
     Attributes:
-        name: the layer's name, which its checkpoints' keys may have.
+        name: the layer's name, which may be in its checkpoints' keys.
         dtype: the dtype of its activations, or a mixed precision policy.
         trainable: whether training changes the layer's tables.
         input_shape: the shape of a sample, for `tf_keras.Sequential`.
@@ -102,7 +102,7 @@ class KerasArguments(TypedDict, total=False):
 
 
 class LayerArguments(KerasArguments, total=False):
-    """The arguments of a Keras layer whose activations may be regularized.
+    """The arguments of a Keras layer, and a regularizer of its activations.
 
     Example:
         >>> arguments: tfrs_embed.types.LayerArguments = {

@@ -1,9 +1,9 @@
 """Compiled kernels for the CPU, and their status.
 
-They replace the TensorFlow operations in `tfrs_embed.ops`, with the same
-numbers, in a fraction of the time. The wheels for Linux on x86-64 bring them;
+They replace TensorFlow operations in `tfrs_embed.ops`, with the same numbers,
+in a fraction of the time. The wheels for Linux on x86-64 contain them;
 elsewhere `python -m tfrs_embed.kernels.build` compiles them. The environment
-variable TFRS_EMBED_KERNELS=off leaves them unused.
+variable TFRS_EMBED_KERNELS=off disables them.
 
 Example:
     >>> tfrs_embed.kernels.status().loaded
@@ -43,12 +43,12 @@ class Status:
     Attributes:
         loaded: whether they are in use.
         reason: why, in one sentence.
-        path: the file they were loaded from, or None.
-        loops: the instruction set that this machine uses: "avx512" (from Ice
-            Lake and Zen 4 on), "avx2" or "baseline" (SSE2, or NEON on Arm);
-            None if they aren't loaded.
-        origin: "wheel" if the installed wheel brought the file, "compiled" if
-            it was compiled for this installation; None if they aren't loaded.
+        path: their file, or None.
+        loops: the instruction set in use: "avx512" (from Ice Lake and Zen 4
+            on), "avx2" or "baseline" (SSE2, or NEON on Arm); None if not
+            loaded.
+        origin: "wheel" for the installed wheel's file, "compiled" for one
+            compiled for this installation; None if not loaded.
     """
 
     loaded: bool
@@ -58,7 +58,6 @@ class Status:
     origin: str | None = None
 
     def __str__(self) -> str:
-        """The reason."""
         return self.reason
 
 
@@ -79,10 +78,10 @@ def status() -> Status:
 
 
 def missing() -> str | None:
-    """Why there are no kernels and how to get them; None: nothing is missing.
+    """Returns why there are no kernels and how to get them; else None.
 
-    It loads none, so devices can still be configured after it. On GPUs there is
-    nothing that kernels would do.
+    It loads none, so devices can still be configured. With GPUs nothing is
+    missing.
     """
     if tf.config.get_visible_devices("GPU"):
         return None
@@ -91,9 +90,9 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Uses TensorFlow's operations only, in code that is traced or run inside.
+    """Uses only TensorFlow's operations, in code traced or run inside.
 
-    It is for comparing the two; saved models never depend on the kernels.
+    It is for comparisons; saved models never depend on the kernels.
 
     Example:
         >>> with tfrs_embed.kernels.disabled():
@@ -116,14 +115,14 @@ _disabled = 0
 
 
 def operations(device: str | None) -> Any:
-    """The kernels' operations, or None where TensorFlow's own are to be used.
+    """Returns the kernels' operations; None: TensorFlow's are to be used.
 
     Args:
-        device: where the rows are; None or empty: where TensorFlow places them.
+        device: the rows' device; None or empty: TensorFlow chooses.
     """
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
-    # Not at the top: kernels.build imports this module, and is built without
+    # Not at the top: kernels.build imports this module, and must work without
     # the rest of the package.
     from tfrs_embed.compat.strategies import in_xla
 
@@ -164,7 +163,7 @@ def _load() -> tuple[Status, Any]:
 def _why_none_fit() -> str:
     versions = files.of_wheel()
     if tf.__version__ in versions:
-        # Whoever compiles TensorFlow may choose what its C++ classes look like.
+        # Another build of TensorFlow may have other C++ classes.
         return (
             f"the wheel's are for TensorFlow {tf.__version__} as PyPI has it, "
             f"and this is another build of it ({tf.version.GIT_VERSION}) or "
@@ -182,7 +181,7 @@ def _why_none_fit() -> str:
 
 
 def _why_none(path: Path | None) -> str | None:
-    """Why a build, or none, is not to be loaded; None: it is."""
+    """Returns why no build is loaded; None: one is."""
     if os.environ.get("TFRS_EMBED_KERNELS", "").lower() in ("off", "0"):
         return "Kernels are off: TFRS_EMBED_KERNELS says so."
     if path is not None:

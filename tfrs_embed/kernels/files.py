@@ -1,10 +1,10 @@
-"""The files of the compiled kernels, and the TensorFlow that each is for.
+"""The files of the compiled kernels, and the TensorFlow of each.
 
-A build fits one TensorFlow: there is no C++ interface that releases share, and
-the C interface has neither TensorFlow's threads nor, in its wheels, locks of
-variables. So a build's file name says all that it was made from, and a file of
-another name is never loaded. That holds for patch releases of one TensorFlow
-too: a wheel has a build for each of those that there were when it was made.
+A build fits one TensorFlow release, patch releases included: there is no common
+C++ interface, and the C interface has neither TensorFlow's threads nor, in its
+wheels, locks of variables. So a build's file name is derived from everything it
+was made from, and other files are never loaded. A wheel has a build for each
+patch release of its time.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from pathlib import Path
 
 import tensorflow as tf
 
-# Links are not followed: a test that Bazel runs has links to the sources, and
-# the build that Bazel made beside them.
+# Links are not followed: Bazel's tests have links to the sources, and Bazel's
+# build beside them.
 _HERE = Path(__file__).absolute().parent
 SOURCES = _HERE / "cc"
 
-# Builds that the wheel of a release brought, for several TensorFlows.
+# The builds of a wheel, for several TensorFlows.
 FROM_WHEEL = _HERE / "from_wheel"
 
 _PREFIX = "kernels-"
 
 
 def folders() -> list[Path]:
-    """The folders that builds are put into, the preferred one first."""
+    """Returns the folders for builds, the preferred one first."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return [_HERE, Path(cache) / "tfrs_embed"]
 
 
 def _searched() -> list[Path]:
-    """The folders that builds are looked for in; Bazel makes the last one.
+    """Returns the folders to search for builds; Bazel makes the last one.
 
-    Where a wheel has brought a build, another one is in the package's own
-    folder only if somebody has compiled it on purpose. In the cache it may be
-    there since before.
+    The package's folder comes before a wheel's builds, as someone compiled its
+    build on purpose; the cache comes after, as its builds may be old.
     """
     package, cache = folders()
     return [package, FROM_WHEEL, cache, _HERE / "compiled"]
 
 
 def file_name() -> str:
-    """The file name of the build that fits this machine and TensorFlow."""
+    """Returns the name of the build for this machine and TensorFlow."""
     digest = hashlib.sha256(tf.version.GIT_VERSION.encode())
-    # Who compiles the same sources of TensorFlow may have other classes.
+    # Other flags for the same sources of TensorFlow give other classes.
     for flag in tf.sysconfig.get_compile_flags():
         if flag.startswith("-D"):
             digest.update(flag.encode())
@@ -58,12 +57,12 @@ def file_name() -> str:
 
 
 def _fits_alike() -> str:
-    """The beginning of the names of builds for this machine and TensorFlow."""
+    """Returns the prefix of builds' names for this machine and TensorFlow."""
     return f"{_PREFIX}tf{tf.__version__}-{platform.machine()}-"
 
 
 def find() -> Path | None:
-    """The build that fits, if there is one."""
+    """Returns the build that fits, or None."""
     name = file_name()
     for folder in _searched():
         if (folder / name).is_file():
@@ -72,7 +71,7 @@ def find() -> Path | None:
 
 
 def others() -> list[Path]:
-    """Builds that don't fit."""
+    """Returns builds that don't fit."""
     name = file_name()
     return [
         path
@@ -84,12 +83,12 @@ def others() -> list[Path]:
 
 
 def of_wheel() -> list[str]:
-    """The TensorFlows that the wheel brought builds for, if it did."""
+    """Returns the TensorFlows for which the wheel has builds."""
     names = [path.name for path in FROM_WHEEL.glob(f"{_PREFIX}tf*.so")]
     return sorted(n.removeprefix(f"{_PREFIX}tf").split("-")[0] for n in names)
 
 
 def replaced_by(build: Path) -> list[Path]:
-    """Builds beside a new one that are of older sources."""
+    """Returns builds of older sources beside a new one."""
     alike = build.parent.glob(f"{_fits_alike()}*.so")
     return [path for path in alike if path.name != build.name]

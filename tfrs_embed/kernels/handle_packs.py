@@ -1,13 +1,11 @@
 """Many variables as one argument of a function.
 
-In each call TensorFlow hands a function every variable that it uses as an
-argument of its own. Each takes some microseconds: with a thousand tables and
-their slots that is longer than their lookups and updates. So the kernels take
-the handles of all variables of a shard in one tensor.
+TensorFlow passes each variable to a function as an argument of its own, in some
+microseconds: for a thousand tables and slots longer than their lookups and
+updates. So kernels take the handles of all variables of a shard in one tensor.
 
-Other operations on these variables use the variable's own handle. TensorFlow
-keeps operations on a variable in the order they were written in, and finds them
-by the handle; so this module tells it which handles a pack has.
+TensorFlow orders operations on a variable by its handle; `_resolve` tells it
+which handles a pack has.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import EagerTensor, auto_control_deps
 
-# By the id of a variable's handle, and by that of the tensor of all of them. A
-# pack keeps these tensors, so their ids are nobody else's while it is here.
+# Packs by the id of a variable's handle, and of the packed tensor. A pack keeps
+# these tensors, so their ids are not reused while it exists.
 _of_handle: weakref.WeakValueDictionary[int, HandlePack] = (
     weakref.WeakValueDictionary()
 )
@@ -31,12 +29,10 @@ _of_tensor: weakref.WeakValueDictionary[int, HandlePack] = (
 
 
 class HandlePack:
-    """Variables' handles side by side, as long as this object is kept.
+    """The handles of variables in one tensor, as long as this object is kept.
 
-    Args:
-        variables: variables of one device. They are left alone if it isn't a
-            CPU, in a graph without eager execution around it, and if there is
-            only one.
+    It packs nothing if the device isn't a CPU, without eager execution around
+    the graph, or for a single variable.
     """
 
     def __init__(self, variables: Iterable[tf.Variable]) -> None:
@@ -58,14 +54,7 @@ class HandlePack:
 def arguments(
     variables: Iterable[tf.Variable],
 ) -> tuple[list[tf.Tensor], list[int]]:
-    """Gives variables' handles as a kernel takes them.
-
-    Args:
-        variables: the variables.
-
-    Returns:
-        Tensors of handles, and each variable's place in all of them together.
-    """
+    """Returns tensors of handles, and each variable's position in them."""
     tensors: list[tf.Tensor] = []
     starts: dict[int, int] = {}
     places = []
@@ -85,15 +74,9 @@ def arguments(
 
 @auto_control_deps.register_acd_resource_resolver
 def _resolve(op: tf.Operation, reads: Any, writes: Any) -> bool:
-    """Adds handles that are in packs to the resources that an operation uses.
+    """Adds packed handles to the resources that an operation reads or writes.
 
-    Args:
-        op: the operation, which may be a call of a function.
-        reads: the set of the resources that it only reads.
-        writes: the set of the others.
-
-    Returns:
-        Whether there are any to add.
+    The operation may be a call of a function. Returns whether any were added.
     """
     added = False
     for resources in (reads, writes):
@@ -109,7 +92,7 @@ def _resolve(op: tf.Operation, reads: Any, writes: Any) -> bool:
 
 
 def _handles_in(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The arguments of a tensor's function that are handles in that pack."""
+    """Returns a function's arguments that are handles in a tensor's pack."""
     captures = getattr(tensor.graph, "captures", ())
     outermost = {id(inner): _outermost(outer) for outer, inner in captures}
     pack = _of_tensor.get(id(outermost.get(id(tensor))))
@@ -123,7 +106,7 @@ def _handles_in(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _outermost(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that an argument stands for, outside of all functions."""
+    """Returns the tensor for which an argument stands outside functions."""
     while not isinstance(tensor, EagerTensor):
         captures = getattr(tensor.graph, "captures", ())
         outer = [outer for outer, inner in captures if inner is tensor]

@@ -1,7 +1,7 @@
-"""Builds among the files of an installed package, which pip removes with it.
+"""Adds builds to an installed package's list of files, for pip uninstall.
 
-pip uninstalls only the files that it knows of. An unknown build would stay, and
-so would the package's folder, which Python would import as an empty package.
+An unlisted build would stay after uninstalling, and with it the package's
+folder, which Python would import as an empty package.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _FOLDER = "tfrs_embed/kernels"
 def record(build: Path, content: Path, replaced: Collection[Path] = ()) -> None:
     """Adds a build to the list of its package's files, if there is one.
 
-    There is none in a checkout, which an editable installation uses, nor in the
-    cache.
+    A checkout, an editable installation and the cache have none.
 
     Args:
-        build: where the build will be.
+        build: the build's future path.
         content: a file of the same content.
         replaced: builds beside it that will be removed.
 
@@ -43,8 +42,7 @@ def record(build: Path, content: Path, replaced: Collection[Path] = ()) -> None:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
         checksum = digest.decode().rstrip("=")
         added = [f"{_FOLDER}/{build.name}", f"sha256={checksum}", len(data)]
-        # At once, and in a new file: installers may share the old one with
-        # others.
+        # In a new file: installers may share the old one between environments.
         copy = listed.with_name(f"{listed.name}.{os.getpid()}")
         with copy.open("w", encoding="utf-8", newline="") as file:
             kept = [row for row in rows if row and row[0] not in gone]

@@ -1,8 +1,8 @@
-"""Kernels in graphs that may be exported to where there are none.
+"""Kernels in graphs that may be exported to machines without kernels.
 
-Such a graph calls a function of TensorFlow's own operations. The call bears the
-kernel that does the same as an attribute, which cc/replace_calls.cc puts in its
-place when the graph runs where the kernels are.
+The graph calls a function of TensorFlow's operations. An attribute of the call
+contains the equal kernel, with which cc/replace_calls.cc replaces the call when
+the graph runs where there are kernels.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def call(
     kernel: Callable[..., list[tf.Tensor]],
     inputs: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Calls one of two functions that do the same, in a graph.
+    """Calls `stock` in a graph, or `kernel` where there are kernels.
 
     Args:
         stock: makes TensorFlow's operations from the inputs.
-        kernel: makes one operation, which takes the inputs in their order, and
-            returns its outputs, which have the same dtypes.
+        kernel: makes one operation with the same inputs, in order, and outputs
+            of the same dtypes.
         inputs: the inputs.
 
     Returns:
-        The outputs, with the shapes that `stock` gives them.
+        The outputs, with the shapes from `stock`.
     """
     specs = [tf.TensorSpec(i.shape, i.dtype) for i in inputs]
     with tf.Graph().as_default():

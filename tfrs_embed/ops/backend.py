@@ -12,12 +12,12 @@ _STOCK = Stock()
 
 
 def of(device: str | None, training: bool) -> Stock:
-    """The fastest operations that may be used; all give the same numbers.
+    """Returns the fastest allowed operations; all give the same numbers.
 
     Args:
-        device: where the rows are; None or empty: where TensorFlow places them.
-        training: whether the operations are part of a training step. A graph
-            that isn't may be exported, to where there are no kernels.
+        device: the rows' device; None or empty: TensorFlow chooses.
+        training: whether this is part of a training step. Other graphs may be
+            exported to machines without kernels.
     """
     module = kernels.operations(device)
     if module is None:

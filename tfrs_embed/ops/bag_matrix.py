@@ -1,7 +1,7 @@
-"""Bags of several features as the rows of one matrix, and a shard's part.
+"""Bags of several features as one matrix, and one shard's ids of it.
 
-Row b of the matrix has the b-th bag of every feature: its ids, and their
-weights if there are any. All bags of a feature have equally many ids.
+Row b has each feature's b-th bag: its ids, then their weights, if any. A
+feature's bags have equally many ids.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tfrs_embed.ops.bags import BaggedIds, concat
 
-# The id of bags that a feature has not, as others have more. Both halves of one
-# of 64 bits are this, too.
+# The id in rows beyond a feature's bags; both halves of an id of 64 bits.
 _NO_ID = -1
 
 
@@ -23,8 +22,8 @@ class BagColumns(NamedTuple):
 
     Attributes:
         bag_size: the number of ids in each bag.
-        wide: whether an id takes two columns, as 64 bits.
-        weighted: whether there is a weight for each id.
+        wide: whether an id has 64 bits, in two columns.
+        weighted: whether each id has a weight.
     """
 
     bag_size: int
@@ -47,17 +46,12 @@ def pack(
     columns: Sequence[BagColumns],
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
-    """Writes bags into a matrix.
-
-    Args:
-        bags: each feature's bags.
-        columns: their columns.
-        num_rows: scalar int32, no less than any feature has bags.
+    """Packs bags into a matrix of `num_rows`, at least the largest count.
 
     Returns:
-        [num_rows, sum of widths] float32; ids are integers with these bits.
+        [num_rows, sum of widths] float32; ids are integers of the same bits.
     """
-    # As float32, which GPUs pad and send as they do rows; int32 they don't.
+    # float32 because GPUs neither pad nor send int32.
     no_id = tf.bitcast(tf.constant(_NO_ID), tf.float32)
     parts = []
     for b, c in zip(bags, columns, strict=True):
@@ -81,26 +75,26 @@ def ids_of_shard(
     """Reads the ids whose rows are on one shard of each feature's table.
 
     Args:
-        matrix: as `pack` returns it.
+        matrix: of `pack`.
         columns: the features' columns.
         world: the number of shards; id i is row i // world of shard i % world.
         shards: each feature's shard.
 
     Returns:
-        For each feature a bag for each row of the matrix: of those of its ids
-        that are on the shard, the rows there. The bags' scales are left out.
+        For each feature a bag for each row of the matrix, with the shard's row
+        numbers of those of its ids that are there; without scales.
     """
     count = tf.shape(matrix)[0]
     bags = []
     first = 0
     for c, shard in zip(columns, shards, strict=True):
-        # Two columns of an id are its halves, the low one first.
+        # A wide id's two columns are its halves, the low one first.
         ids = matrix[:, first : first + c.ids]
         if c.wide:
             halves = tf.reshape(ids, [-1, c.bag_size, 2])
             ids = tf.bitcast(tf.bitcast(halves, tf.int32), tf.int64)
         else:
-            # GPUs divide integers of 64 bits.
+            # GPUs divide only integers of 64 bits.
             ids = tf.cast(tf.bitcast(ids, tf.int32), tf.int64)
         flat = tf.reshape(ids, [-1])
         mine = (flat >= 0) & tf.equal(tf.math.floormod(flat, world), shard)

@@ -1,8 +1,7 @@
-"""Ids of any kind as bags: the one form that lookups and updates work on.
+"""Bags of ids, the form on which lookups and updates work.
 
-A bag is the set of ids that become one output vector. Dense ids are bags of one
-id each; a row of ragged or sparse ids is a bag; each position of a sequence is
-a bag of one id or none.
+A bag is the set of ids that become one output vector: one dense id, a row of
+ragged or sparse ids, or a sequence's position with one id or none.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 
 
 def is_wide(rows: int) -> bool:
-    """Whether the ids of a table of so many rows take 64 bits."""
+    """Whether the ids of a table with `rows` rows need 64 bits."""
     return rows > tf.int32.max
 
 
 def id_dtype(table: TableSpec) -> tf.DType:
-    """The smallest of int32 and int64 that holds a table's ids."""
+    """Returns the smaller of int32 and int64 that holds a table's ids."""
     large = table.keys is not None or is_wide(table.vocabulary_size)
     return tf.int64 if large else tf.int32
 
 
 class Validity(NamedTuple):
-    """The validity of a feature's ids, where nothing can raise.
+    """Which ids are valid, inside XLA, where no operation can raise.
 
     Attributes:
-        mask: [n] bool, the ids that are in the table.
-        all_valid: scalar bool, the same for all features of a call: whether it
-            may be trained on. If not, ids outside are NaN, else zero.
+        mask: [n] bool, the ids in the table.
+        all_valid: scalar bool, the same for all features of a call. If false,
+            the call trains nothing and invalid ids give NaN instead of zero.
     """
 
     mask: tf.Tensor
@@ -41,28 +40,28 @@ class Validity(NamedTuple):
 
 
 class BaggedIds(NamedTuple):
-    """A feature's ids, grouped into the vectors that they become.
+    """A feature's ids, grouped into bags.
 
     Bag b's vector is scale[b] * sum over its ids i of weights[i] * row(ids[i]).
 
     Attributes:
-        ids: [n] int32 or int64, each inside the table, or what `validity` says.
-        bag_ids: [n] int32, the bag of each id, ascending; None: `splits` says
-            it, or every bag has the same number of ids.
+        ids: [n] int32 or int64, each in the table; see `validity`.
+        bag_ids: [n] int32, each id's bag, ascending. None: `splits` has the
+            bags, or every bag has the same number of ids.
         weights: [n] float32, or None for ones.
         scale: [count] float32, or None for ones.
         count: scalar int32, the number of bags.
         shape: [rank] int32, the output's shape without the embedding dim; its
             product is count.
-        static_shape: what is known of `shape` when tracing.
-        most: [k], if no bag can have more than k ids, and every bag has k if
-            the bags are `even`; [None]: not known. Not an integer, which Keras
-            would make a tensor of.
+        static_shape: the shape as far as it is known when tracing.
+        max_bag_size: [k]: a bag has at most k ids, or exactly k if the bags are
+            `even`; [None]: unknown. Not an integer, which Keras would make a
+            tensor.
         validity: inside XLA, which ids are in the table; the others are
-            vocabulary_size, just beyond it. None: all are.
-        splits: [count + 1] int32, where each bag begins and the last ends, if
-            that is how they were given. The kernels need no `bag_ids` then,
-            which take longer to trace than all else of a feature.
+            vocabulary_size. None: all are.
+        splits: [count + 1] int32, each bag's first id and the last bag's end,
+            if the ids were given by splits. The kernels then need no `bag_ids`,
+            whose tracing takes longer than the rest of a feature.
     """
 
     ids: tf.Tensor
@@ -72,7 +71,7 @@ class BaggedIds(NamedTuple):
     count: tf.Tensor
     shape: tf.Tensor
     static_shape: tf.TensorShape
-    most: tf.TensorShape = tf.TensorShape([1])
+    max_bag_size: tf.TensorShape = tf.TensorShape([1])
     validity: Validity | None = None
     splits: tf.Tensor | None = None
 
@@ -86,7 +85,7 @@ class BaggedIds(NamedTuple):
         splits: tf.Tensor | None = None,
         weights: tf.Tensor | None = None,
     ) -> BaggedIds:
-        """Bags without scales, laid out as [count]; see the attributes."""
+        """Makes bags without scales, of layout [count]."""
         unknown = tf.TensorShape([None])
         return cls(
             ids,
@@ -104,31 +103,31 @@ class BaggedIds(NamedTuple):
     def of_rows(
         cls, ids: tf.Tensor, bag: tf.Tensor | None, count: tf.Tensor
     ) -> BaggedIds:
-        """Bags of one id each, or none."""
+        """Makes bags of one id each, or none."""
         made = cls.in_one_row(ids, count, bag_ids=bag)
-        return made._replace(most=tf.TensorShape([1]))
+        return made._replace(max_bag_size=tf.TensorShape([1]))
 
     @classmethod
     def none(cls, feature: FeatureSpec) -> BaggedIds:
-        """The bags of a feature that a call leaves out: there are none."""
+        """Makes the empty bags of a feature that a call leaves out."""
         ids = tf.zeros([0], id_dtype(feature.table))
-        # No constant: TensorFlow 2.21 folds the sum by row of constants without
-        # elements, in a function that has two of them, into one that fails.
+        # Not a constant: TensorFlow 2.21 folds a function's sums by row of two
+        # empty constants into an operation that fails.
         ids = tf.compat.v1.placeholder_with_default(ids, [None])
         return cls.of_rows(ids, None, tf.size(ids))
 
     def bag_of_id(self) -> tf.Tensor:
-        """Returns [n] int32, the bag of each id."""
+        """Returns each id's bag, [n] int32."""
         if self.bag_ids is not None:
             return self.bag_ids
         if self.splits is not None:
             return bag_of_id(self.splits)
-        return number_evenly(self.count, self.most[0])
+        return number_evenly(self.count, self.max_bag_size[0])
 
     def scaled(
         self, vectors: tf.Tensor, constants: Constants | None = None
     ) -> tf.Tensor:
-        """Vectors, or gradients, [count, dim], by the bags' scales."""
+        """Multiplies vectors or gradients, [count, dim], by bags' scales."""
         if self.scale is None:
             return vectors
         scale = tf.cast(self.scale, vectors.dtype)
@@ -142,27 +141,27 @@ class BaggedIds(NamedTuple):
 
     @property
     def grouping(self) -> tf.Tensor | None:
-        """The grouping of the ids in its shortest form: splits, else bags."""
+        """The ids' grouping for the kernels: splits, else bag_ids."""
         return self.bag_ids if self.splits is None else self.splits
 
     @property
     def static_count(self) -> int | None:
-        """The number of bags, if it is known when tracing."""
+        """The number of bags, if known when tracing."""
         return self.static_shape.num_elements()
 
     @property
     def longest(self) -> int | None:
-        """The most ids that a bag can have, if it is known."""
-        return self.most[0]
+        """The most ids of a bag, if known."""
+        return self.max_bag_size[0]
 
     @property
     def bag_size(self) -> int | None:
         """The number of ids in every bag, or None if they differ."""
-        return self.most[0] if self.even else None
+        return self.max_bag_size[0] if self.even else None
 
 
 def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:
-    """The bag of each id, [count * bag_size] int32, of bags of equal size."""
+    """Returns each id's bag, [count * bag_size] int32, of bags of one size."""
     bags = tf.range(count)
     if bag_size == 1:
         return bags
@@ -171,14 +170,7 @@ def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:
 
 
 def position_mask(bags: BaggedIds) -> tf.Tensor:
-    """Tells which of a sequence's positions hold an id.
-
-    Args:
-        bags: bags of one id each, or none.
-
-    Returns:
-        bool, in the bags' shape.
-    """
+    """Returns which positions of a sequence hold an id, bool in its layout."""
     ids = tf.ones_like(bags.ids, tf.int32)
     if bags.validity is not None:
         ids = tf.cast(bags.validity.mask, tf.int32)
@@ -190,12 +182,12 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
 class Constants:
     """int32 constants of one call, each made once.
 
-    Half of the operations that ragged features are traced to would be such. On
-    TPUs each use has its own: the bridge cuts a pipelined loop into parts, and
-    refuses it if two of them have a constant in common.
+    They would be half of the operations of ragged features. On TPUs each use
+    has its own: the bridge refuses a pipelined loop whose parts share a
+    constant.
 
     Attributes:
-        shared: whether features share them, and may share other operations.
+        shared: whether features share constants and other operations.
     """
 
     def __init__(self) -> None:
@@ -203,7 +195,7 @@ class Constants:
         self._known: dict[Any, tf.Tensor] = {}
 
     def of(self, value: int | Sequence[int]) -> tf.Tensor:
-        """A number, [], or a vector, [n]."""
+        """Returns the constant, [] or [n]."""
         key = value if isinstance(value, int) else tuple(value)
         if key not in self._known or not self.shared:
             self._known[key] = tf.constant(value, tf.int32)
@@ -215,19 +207,17 @@ def bag_of_id(
     num_ids: tf.Tensor | None = None,
     constants: Constants | None = None,
 ) -> tf.Tensor:
-    """The bag of each id, [n] int32.
+    """Returns each id's bag, [n] int32.
 
     Args:
-        splits: [count + 1] int32, where each bag begins and the last ends.
+        splits: [count + 1] int32, each bag's first id and the last bag's end.
         num_ids: scalar int32, n; None: the last of the splits.
-        constants: those of the call; None: this needs its own.
+        constants: the call's; None: new ones.
     """
     constants = constants or Constants()
     num_ids = splits[-1] if num_ids is None else num_ids
-    # Each place that a bag ends at counts one more; those at the end of all ids
-    # are behind them. `tf.repeat` takes the memory of all bags being as long as
-    # the longest, and traces for longer.
-    # Its size is "all that follow".
+    # The bag of an id is the number of ends up to it. `tf.repeat` takes memory
+    # for count times the longest bag, and longer to trace. Size -1: the rest.
     ends = tf.raw_ops.Slice(
         input=splits, begin=constants.of([1]), size=constants.of([-1])
     )
@@ -250,20 +240,20 @@ def sum_by_segment(
     num_segments: tf.Tensor,
     constants: Constants,
 ) -> tf.Tensor:
-    """Sums rows segment by segment, without a copy of each row.
+    """Sums rows by segment, without a copy of each row.
 
     Args:
         rows: [m, dim] float32 or float64.
-        indices: [n] int32, the row of each term.
-        segment_ids: [n] int32, the segment of each term, ascending.
+        indices: [n] int32, each term's row.
+        segment_ids: [n] int32, each term's segment, ascending.
         num_segments: scalar int32.
-        constants: those of the call.
+        constants: the call's.
 
     Returns:
-        [num_segments, dim]; a segment without terms is zero.
+        [num_segments, dim]; zeros for a segment without terms.
     """
-    # One segment more, which is cut off: for no segments, as in an empty batch,
-    # TensorFlow's kernel for GPUs raises an error.
+    # One more segment, cut off again: TensorFlow's kernel for GPUs raises an
+    # error for none, as in an empty batch.
     total = tf.raw_ops.SparseSegmentSumWithNumSegments(
         data=rows,
         indices=indices,
@@ -281,16 +271,11 @@ def sum_by_segment(
 def map_bag_sizes(
     function: Callable[[tf.Tensor], tf.Tensor], splits: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Computes something of the sizes of several features' bags at once.
+    """Applies a function to the bag sizes of several features at once.
 
-    Each operation takes some microseconds, whatever it does, and a model may
-    have hundreds of ragged features.
-
-    Args:
-        function: takes [n] int32, sizes, and returns [n]. Some of them are of
-            no bag, and may be negative.
-        splits: each feature's [count + 1] int32, where its bags begin and the
-            last ends.
+    Each operation takes some microseconds, and a model may have hundreds of
+    ragged features. The function maps [n] int32 to [n]; some of its sizes
+    belong to no bag and may be negative.
 
     Returns:
         Each feature's [count].
@@ -301,14 +286,14 @@ def map_bag_sizes(
     between = tf.ones_like(ends)
     pieces = tf.reshape(tf.stack([ends - 1, between], 1), [-1])[:-1]
     joined = tf.concat(splits, 0)
-    # From one feature to the next it is the size of no bag.
+    # The size between two features belongs to no bag.
     values = function(joined[1:] - joined[:-1])
     found: list[tf.Tensor] = tf.split(values, pieces, num=2 * len(splits) - 1)
     return found[::2]
 
 
 def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The length of each of several tensors of one rank, [k] int32."""
+    """Returns the lengths of tensors of one rank, [k] int32."""
     known = [tensor.shape[0] for tensor in tensors]
     if None not in known:
         return tf.constant(known, tf.int32)
@@ -329,7 +314,7 @@ def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def bags_of_rows(ids: Sequence[tf.Tensor]) -> list[BaggedIds]:
-    """Bags of one id each, of several tables, by a few operations for all."""
+    """Makes bags of one id each, of several tables, by few operations."""
     shapes = tf.shape_n(ids)
     counts = tf.unstack(tf.concat(shapes, 0))
     first = BaggedIds.of_rows(ids[0], None, counts[0])
@@ -342,7 +327,7 @@ def bags_of_rows(ids: Sequence[tf.Tensor]) -> list[BaggedIds]:
 def split_by_bags(
     values: tf.Tensor, bags: Sequence[BaggedIds]
 ) -> list[tf.Tensor]:
-    """Splits values, one for each id of several features, by the features."""
+    """Splits values, one for each id of several features, by feature."""
     if len(bags) == 1:
         return [values]
     lengths = num_rows([b.ids for b in bags])
@@ -351,12 +336,12 @@ def split_by_bags(
 
 
 def concat(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
-    """Tensors as one along an axis; a single one as it is."""
+    """Concatenates tensors along an axis."""
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)
 
 
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Ids of several features, int32 or int64, in the widest dtype of them."""
+    """Casts ids of several features, int32 or int64, to their widest dtype."""
     if any(i.dtype == tf.int64 for i in ids):
         return [tf.cast(i, tf.int64) for i in ids]
     return list(ids)

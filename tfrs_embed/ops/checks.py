@@ -1,9 +1,7 @@
-"""Conditions on the values of tensors, checked before anything depends on them.
+"""Conditions on tensors' values, checked before any table is touched.
 
-A condition that only the running graph can decide is collected here with a
-function that words the error. All of a call's conditions are then checked by
-one branch, which costs a few reductions when all is well, and every tensor of
-the call is made to wait for it: when one feature is bad, no table is touched.
+All conditions of a call are collected, each with a function that words its
+error. One branch checks them together and guards every tensor of the call.
 """
 
 from __future__ import annotations
@@ -17,20 +15,12 @@ import tensorflow as tf
 from tfrs_embed.compat import strategies
 from tfrs_embed.ops.bags import concat, num_rows
 
-#: Whether something holds, and a function that words the error if it doesn't;
-#: see `Checks.require`.
+#: The two arguments of `Checks.require`.
 Condition = tuple[tf.Tensor, Callable[[], tf.Tensor]]
 
 
 def message(*parts: Any) -> tf.Tensor:
-    """Joins strings and tensors into the text of an error.
-
-    Args:
-        *parts: strings, and tensors; numbers are printed as `tf.print` does.
-
-    Returns:
-        A scalar string tensor.
-    """
+    """Joins strings and tensors into an error's text, a scalar string."""
     return tf.strings.join(
         [
             part
@@ -42,17 +32,17 @@ def message(*parts: Any) -> tf.Tensor:
 
 
 def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
-    """Returns the first of the values that `where` marks; if none, zeros."""
+    """Returns the first value where the mask is true, or zeros."""
     return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
 class Consensus(abc.ABC):
     """Lets replicas decide together whether conditions hold.
 
-    Where one of them stopped alone, the others would wait for it forever.
+    If one replica stopped alone, the others would wait for it forever.
 
     Attributes:
-        begun: what was begun by `prepare`, once it is prepared; None: nothing.
+        begun: the lookup that `prepare` began; None before `prepared`.
     """
 
     begun: Any
@@ -63,7 +53,7 @@ class Consensus(abc.ABC):
 
     @abc.abstractmethod
     def text(self, text: tf.Tensor) -> tf.Tensor:
-        """The replicas' texts, scalar strings: the first not empty."""
+        """The first non-empty text of the replicas' scalar strings."""
 
     @abc.abstractmethod
     def prepare(
@@ -72,33 +62,25 @@ class Consensus(abc.ABC):
         bags: Sequence[Any],
         weighted: Sequence[bool],
     ) -> list[tf.Tensor]:
-        """Begins a lookup before it is known whether its ids are valid.
+        """Begins a lookup before its ids are known to be valid.
 
-        So what replicas have to agree on for it is found by the same decision.
-
-        Args:
-            features: the features of the call.
-            bags: their bags, without weights and scales; ids may be out of
-                range.
-            weighted: which of them have weights.
+        The replicas then agree on the lookup's sizes and on validity at once.
+        Bags come without weights and scales, and ids may be out of range.
 
         Returns:
-            Tensors that `prepared` gets, guarded by all conditions.
+            Tensors for `prepared`, to be guarded by all conditions.
         """
 
     @abc.abstractmethod
     def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Takes what `prepare` returned, once all conditions guard it."""
+        """Takes the tensors of `prepare`, guarded by all conditions."""
 
 
 class Checks:
     """Collects a call's conditions.
 
     Args:
-        consensus: with whom to decide whether they hold.
-
-    Attributes:
-        consensus: that.
+        consensus: the replicas that decide together; None: this one alone.
 
     Raises:
         NotImplementedError: inside tf.vectorized_map.
@@ -116,15 +98,12 @@ class Checks:
         self._together: dict[Any, list[Any]] = {}
 
     def require(self, ok: tf.Tensor, text: Callable[[], tf.Tensor]) -> None:
-        """Adds a condition.
+        """Adds a condition; eagerly, raises its InvalidArgumentError at once.
 
         Args:
-            ok: a scalar bool tensor; in a graph, one of any length.
-            text: called where any condition failed, this one or another;
-                returns the error's text, as `message` makes it.
-
-        Raises:
-            tf.errors.InvalidArgumentError: when executing eagerly, at once.
+            ok: bool, a scalar; in a graph, of any length.
+            text: returns the error's text, as `message` does. It may be called
+                although this condition holds, if another one failed.
         """
         if self.consensus is not None or not tf.executing_eagerly():
             self._checks.append((ok, text))
@@ -139,37 +118,31 @@ class Checks:
         key: Any,
         item: Any,
     ) -> None:
-        """Adds conditions on a feature that are checked for several at once.
+        """Adds conditions on a feature, checked for several features at once.
 
         Args:
-            conditions: takes items, and returns what they have to fulfil.
-            key: items of one key can be checked at once.
+            conditions: takes items and returns their conditions.
+            key: items with equal keys are checked at once.
             item: the feature's.
-
-        Raises:
-            tf.errors.InvalidArgumentError: when executing eagerly, at once.
         """
         self._together.setdefault((conditions, key), []).append(item)
-        # TensorFlow's bridge for TPUs leaves constants of the texts behind when
-        # it moves a check to the host.
+        # TensorFlow's TPU bridge moves checks to the host without their texts'
+        # constants.
         if tf.executing_eagerly() or strategies.in_tpu_replica():
             self._join()
 
     def _join(self) -> None:
-        """Requires what several features have to fulfil."""
+        """Turns the items of `require_together` into conditions."""
         for (conditions, _), items in self._together.items():
             for condition in conditions(items):
                 self.require(*condition)
         self._together = {}
 
     def hold(self) -> tf.Tensor:
-        """Returns whether all conditions hold, for code that can't raise.
-
-        Returns:
-            A scalar bool.
+        """Returns whether all conditions hold, a scalar bool; for XLA.
 
         Raises:
-            NotImplementedError: that is to be decided with others.
+            NotImplementedError: there is a consensus.
         """
         if self.consensus is not None:
             strategies.refuse_in_xla("Tables of several replicas")
@@ -177,17 +150,17 @@ class Checks:
         return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
 
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the tensors, which now exist only if all conditions hold.
+        """Returns the tensors, which then exist only if all conditions hold.
 
         Raises:
-            NotImplementedError: inside XLA, which drops what raises.
+            NotImplementedError: inside XLA, which drops operations that raise.
         """
         strategies.refuse_in_xla("Checks that raise an error as they run")
         self._join()
         if not self._checks and self.consensus is None:
             return list(tensors)
-        # Hundreds of tensors would be hundreds of inputs and outputs of a
-        # branch, which are most of the time that tracing takes.
+        # Vectors of one dtype go through the branch as one: hundreds of inputs
+        # and outputs would take most of the tracing time.
         vectors: dict[tf.DType, list[int]] = {}
         for i, tensor in enumerate(tensors):
             if tensor.shape.rank == 1:
@@ -220,7 +193,7 @@ class Checks:
             texts = [text() for _, text in self._checks]
             bad = [~tf.reduce_all(each) for each in self._oks()]
             if consensus is not None:
-                # Where all of this replica's hold the text is another's.
+                # If all conditions hold here, another replica has the text.
                 texts.append("")
                 bad.append(True)
             text = tf.gather(texts, tf.argmax(tf.cast(bad, tf.int32)))
@@ -234,9 +207,9 @@ class Checks:
                 }
                 return [empty[t.shape.rank, t.dtype] for t in tensors]
 
-        # The tensors go through the branch, not just beside it: Grappler
-        # assumes that all operations succeed, so that it would take a shape
-        # that a later one demands for known, and the check for true.
+        # The tensors go through the branch, not beside it: Grappler assumes
+        # that later operations succeed, infers shapes from them, and would
+        # fold the check to true.
         guarded = tf.cond(ok, lambda: [tf.identity(t) for t in tensors], fail)
         for after, before in zip(guarded, tensors, strict=True):
             after.set_shape(before.shape)
@@ -247,7 +220,7 @@ class Checks:
 
 
 def _in_row(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Scalars and vectors as one vector."""
+    """Concatenates scalars and vectors into one vector."""
     if all(v.shape.rank == 0 for v in values):
         return tf.stack(values)
     return tf.concat([tf.reshape(v, [-1]) for v in values], 0)

@@ -1,4 +1,4 @@
-"""A step's operations as the kernels have them."""
+"""A step's operations as compiled kernels."""
 
 from __future__ import annotations
 
@@ -25,16 +25,12 @@ _SETTINGS = 6
 
 _OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
 
-# The tensors of bags that a lookup in an exported graph takes.
+# The tensors of bags in an exported lookup's inputs.
 _FIELDS = ("ids", "grouping", "weights", "scale")
 
 
 class Compiled(Stock):
-    """The kernels' operations, on a CPU, in graphs that are not exported.
-
-    Args:
-        module: the kernels' operations.
-    """
+    """The kernels' operations, on a CPU, in graphs that are not exported."""
 
     compiled = True
     checks_ids = True
@@ -131,11 +127,15 @@ class Compiled(Stock):
                 for name in (PARAMETERS, *u.rule.slots())
             ]
         )
+        decays = tf.zeros([0])  # No table decays.
+        if any(u.decay is not None for u in updates):
+            shares = [0.0 if u.decay is None else u.decay for u in updates]
+            decays = tf.stack(shares)
         self._module.tfrs_embed_update(
             states=states,
             places=places,
             rates=tf.stack([u.rate for u in updates]),
-            decays=_decays([u.decay for u in updates]),
+            decays=decays,
             gradients=found.matrices,
             gradient_of=found.matrix_of,
             columns=found.columns,
@@ -227,12 +227,9 @@ class Compiled(Stock):
 
 
 class Portable(Stock):
-    """TensorFlow's operations, which kernels replace where a graph runs.
+    """TensorFlow's operations, which kernels replace when the graph runs.
 
-    For graphs that may be exported to where there are no kernels.
-
-    Args:
-        module: the kernels' operations.
+    It is for graphs that may be exported to machines without kernels.
     """
 
     checks_ids = True
@@ -262,7 +259,7 @@ class Portable(Stock):
         shapes = [
             _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
         ]
-        # The call has the kernel's inputs, which has ids of one dtype.
+        # The kernel takes ids of one dtype.
         ids = of_one_dtype([b.ids for b in bags])
         bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
 
@@ -298,14 +295,14 @@ class Portable(Stock):
 
 def has_rule(rule: UpdateRule) -> bool:
     """Whether the kernels have the update rule."""
-    # A subclass has the loop of its parent, but another formula.
+    # A subclass inherits `loop`, but has another formula.
     return rule.loop is not None and type(rule) in RULES
 
 
 def describe(
     ids: Sequence[tf.Tensor], bags: Sequence[BaggedIds], table_of: Sequence[int]
 ) -> dict[str, Any]:
-    """The inputs and attributes by which kernels know features."""
+    """Returns the inputs and attributes that describe features to kernels."""
 
     def given(name: str) -> tuple[list[tf.Tensor], list[bool]]:
         values = [getattr(b, name) for b in bags]
@@ -335,7 +332,7 @@ def describe(
 def _require(
     module: Any, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """One operation, however many features there are, that fails by itself."""
+    """Makes the operation that checks the ids of all features."""
     return module.tfrs_embed_require(
         ids=ids,
         rows=[feature.table.vocabulary_size for feature in features],
@@ -352,16 +349,10 @@ def _lookup(
     dtype: tf.DType = tf.float32,
     places: Sequence[int] = (),
 ) -> list[tf.Tensor]:
-    """Looks up features by tables' handles; without places each is a table's.
+    """Looks up features by tables' handles.
 
-    Args:
-        module: the kernels' operations.
-        handles: the handles.
-        dims: each feature's table's width.
-        table_of: each feature's table.
-        bags: each feature's bags.
-        dtype: the vectors'.
-        places: each table's handle's place among the handles.
+    `places` has each table's position in the handle packs; empty: the handles
+    are those of single variables.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),
@@ -376,9 +367,9 @@ def _lookup(
 
 
 def _shape_of_vectors(bags: BaggedIds, dim: int) -> tf.TensorShape:
-    """The shape of a feature's vectors: no more than one size isn't known.
+    """Returns the shape of a feature's vectors, with at most one unknown size.
 
-    It is the bags' layout + [dim] if that has so many sizes, else [count, dim].
+    It is the bags' layout + [dim] if that has at most one, else [count, dim].
     """
     layout = bags.static_shape
     sizes = layout.as_list() if layout.rank is not None else [None, None]
@@ -389,23 +380,16 @@ def _shape_of_vectors(bags: BaggedIds, dim: int) -> tf.TensorShape:
 
 
 def _has_kernel(table_update: TableUpdate) -> bool:
-    """Whether the kernels can make an update."""
-    # They would round rows of two bytes twice: decayed, and updated.
+    """Whether the kernels can do an update."""
+    # Kernels would round decayed rows of two bytes twice.
     wide = table_update.parameters.dtype == tf.float32
     return has_rule(table_update.rule) and (table_update.decay is None or wide)
-
-
-def _decays(decays: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """The share that each table's rows lose, [tables] or [0] if none does."""
-    if all(decay is None for decay in decays):
-        return tf.zeros([0])
-    return tf.stack([0.0 if decay is None else decay for decay in decays])
 
 
 def _unpack(
     inputs: Sequence[tf.Tensor], num_tables: int, bags: Sequence[BaggedIds]
 ) -> tuple[list[tf.Tensor], list[BaggedIds]]:
-    """Tables' handles, and bags like the given ones."""
+    """Returns tables' handles, and bags with the inputs' tensors."""
     rest = iter(inputs[num_tables:])
     fields = [
         [None if getattr(b, name) is None else next(rest) for b in bags]
@@ -415,7 +399,7 @@ def _unpack(
     return list(inputs[:num_tables]), [
         b._replace(
             ids=ids,
-            # Of the outer graph they would be one more input.
+            # A tensor of the outer graph would be another input.
             bag_ids=grouping if b.splits is None else None,
             splits=None if b.splits is None else grouping,
             weights=weights,

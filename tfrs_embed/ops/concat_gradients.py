@@ -1,9 +1,8 @@
 """Gradients of concatenated activations, read as columns of one matrix.
 
-A model concatenates its activations. The gradient of that is a matrix, which
-TensorFlow cuts into one tensor for each activation: a copy of them all. The
-kernels need no copy; they read the columns of the matrix. Nor do they need the
-copies in float32 of gradients that came in fewer bits.
+The gradient of a model's concatenated activations is one matrix, which
+TensorFlow copies into a tensor for each activation. The kernels read the
+matrix's columns instead, and gradients of two bytes without a cast.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from tfrs_embed.compat.private_tensorflow import EagerTensor
 
 
 class ConcatGradients(NamedTuple):
-    """The places of gradients in matrices.
+    """The positions of gradients in matrices.
 
     Attributes:
-        matrices: matrices, or gradients that are no part of one: float32, or
-            what all of them were cast from, if that is bfloat16 or float16.
-        matrix_of: each gradient's among them.
+        matrices: the matrices, or gradients of their own: float32, or all
+            bfloat16, or all float16.
+        matrix_of: each gradient's matrix.
         columns: each gradient's first column.
     """
 
@@ -32,14 +31,9 @@ class ConcatGradients(NamedTuple):
 
 
 def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
-    """Finds the matrices that gradients are columns of.
+    """Finds the matrices of which gradients, [count, dim] float32, are columns.
 
-    Args:
-        gradients: each [count, dim] float32.
-
-    Returns:
-        Where they are. One that was not cut from a matrix, or in a way or from
-        a column that isn't known when tracing, is a matrix of its own.
+    A gradient is its own matrix unless its columns are known when tracing.
     """
     known: dict[Any, Any] = {}
     found = [_place(gradient, known) for gradient in gradients]
@@ -57,12 +51,10 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
 
 
 def _place(gradient: tf.Tensor, known: dict[Any, Any]) -> tuple[tf.Tensor, int]:
-    """The matrix that a gradient was cut from, or itself, and its column.
+    """Returns the matrix of a gradient, or itself, and its first column.
 
-    Args:
-        gradient: the gradient.
-        known: by the operations that cut gradients, the matrices that were made
-            here, or the parts' widths: hundreds may be cut by one.
+    `known` keeps, by operation that cuts gradients, the matrices made here or
+    the parts' widths: one operation may cut hundreds.
     """
     source = _source(gradient)
     if source is None:
@@ -82,8 +74,11 @@ def _place(gradient: tf.Tensor, known: dict[Any, Any]) -> tuple[tf.Tensor, int]:
             by_column = _constant(op.inputs[2]) == 1
             known[op] = _split_widths(op.inputs[1]) if by_column else []
         widths = known[op]
-    elif op.type == "Slice" and _is_offset(op.inputs[1].op):
-        offset = op.inputs[1]
+    elif (
+        op.type == "Slice"
+        and (offset := op.inputs[1]).op.type == "ConcatOffset"
+        and _constant(offset.op.inputs[0]) == 1
+    ):
         if offset.op not in known:
             shapes = offset.op.inputs[1:]
             known[offset.op] = [_width(shape) for shape in shapes]
@@ -98,7 +93,7 @@ def _place(gradient: tf.Tensor, known: dict[Any, Any]) -> tuple[tf.Tensor, int]:
 
 
 def _before_cast(gradient: tf.Tensor) -> tf.Tensor | None:
-    """What a gradient was cast from; None: it wasn't."""
+    """Returns the tensor that was cast to a gradient, or None."""
     source = _source(gradient)
     if source is None or source.op.type != "Cast":
         return None
@@ -106,7 +101,7 @@ def _before_cast(gradient: tf.Tensor) -> tf.Tensor | None:
 
 
 def _source(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The tensor that identities hand on; None: it is not of a graph."""
+    """Returns the tensor before identities; None if it is not of a graph."""
     if tf.executing_eagerly() or isinstance(tensor, EagerTensor):
         return None
     while tensor.op.type == "Identity":
@@ -114,13 +109,12 @@ def _source(tensor: tf.Tensor) -> tf.Tensor | None:
     return tensor
 
 
-# Shapes that are known when tracing are read from the graph: a gradient that
-# asked for the activations would keep the kernels from writing these into the
-# concatenation.
+# Shapes are read from the graph: a gradient that used the activations would
+# keep the kernels from writing these into the concatenation.
 
 
 def _width(shape: tf.Tensor) -> int | None:
-    """A matrix's width, by its shape, [2]; None if it isn't known."""
+    """Returns the width of a matrix from its shape, [2]; None if unknown."""
     if shape.op.type in ("Shape", "ShapeN"):
         static = shape.op.inputs[shape.value_index].shape
         return static[1] if static.rank == 2 else None
@@ -129,15 +123,11 @@ def _width(shape: tf.Tensor) -> int | None:
 
 
 def _split_widths(sizes: tf.Tensor) -> list[int | None]:
-    """The sizes that a split takes; those of a concatenation's gradient, too.
-
-    Args:
-        sizes: [parts].
-    """
+    """Returns the sizes of a split, also of a concatenation's gradient."""
     value = tf.get_static_value(sizes)
     if value is not None:
         return value.tolist()
-    # A row of the parts' shapes, stacked as columns; which row is the axis.
+    # The row of the axis in the parts' shapes, which are stacked as columns.
     op = sizes.op
     for kind in ("Squeeze", "Slice"):
         if op.type != kind:
@@ -147,13 +137,8 @@ def _split_widths(sizes: tf.Tensor) -> list[int | None]:
     return [_width(shape) for shape in op.inputs] if stacked else []
 
 
-def _is_offset(op: tf.Operation) -> bool:
-    """Whether an operation says where parts begin in a matrix's columns."""
-    return op.type == "ConcatOffset" and _constant(op.inputs[0]) == 1
-
-
 def _constant(tensor: tf.Tensor) -> int | None:
-    """The value of a scalar that is known when tracing, else None."""
+    """Returns a scalar's value if known when tracing, else None."""
     value = tf.get_static_value(tensor)
     if value is None and tensor.op.type == "FloorMod":
         # As the gradient of a concatenation takes its axis.

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _unconverted(function: F) -> F:
-    """Keeps AutoGraph off a function, and its types on."""
+    """Keeps AutoGraph off a function, with the function's type."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
@@ -31,7 +31,7 @@ def embedding_lookup(
 ) -> tf.Tensor | tf.RaggedTensor:
     """Looks up rows of `param` and combines them.
 
-    The gradient of `param` is an `tf.IndexedSlices` over the sorted unique ids.
+    The gradient of `param` is a `tf.IndexedSlices` over the sorted unique ids.
 
     Example:
         >>> table = tf.ones([1000, 2])
@@ -70,13 +70,11 @@ def embedding_lookup(
         )
     if param.shape.rank != 2 or not param.shape.is_fully_defined():
         raise ValueError(
-            "param must have the static shape [vocabulary_size, dim], got "
-            f"{param.shape}."
+            f"param must have a static shape [rows, dim], got {param.shape}."
         )
     if combiner is not None and combiner not in COMBINERS:
         raise ValueError(
-            f"combiner must be None or one of {list(COMBINERS)}, got "
-            f"{combiner!r}."
+            f"combiner must be None or in {list(COMBINERS)}, got {combiner!r}."
         )
     if weights is not None and combiner is None:
         raise ValueError("weights need a combiner.")
@@ -103,9 +101,15 @@ def embedding_lookup(
                 "dimension to combine over."
             )
         output_shape = (None,) * (ids.shape.rank - 1)
-    feature = _feature(param, combiner, output_shape)
+    name = getattr(param, "name", "param").split(":")[0]
+    rows, dim = param.shape
+    table = TableSpec(name, rows, dim, combiner=combiner or "sum")
+    feature = FeatureSpec("ids", table, output_shape=output_shape)
     [bags] = to_bags([feature], [ids], [weights])
-    unique, index = _sorted_unique(bags.ids)
+    unique, index = tf.unique(bags.ids)
+    order = tf.argsort(unique)
+    unique = tf.gather(unique, order)
+    index = tf.gather(tf.math.invert_permutation(order), index)
     # Half precision is summed in float32.
     wide = tf.float64 if param.dtype == tf.float64 else tf.float32
     rows = tf.cast(tf.gather(param, unique), wide)
@@ -121,29 +125,3 @@ def embedding_lookup(
         return combine(rows, index, bags), backward
 
     return activations([combined(rows)], [bags], [feature], param.dtype)[0]
-
-
-def _sorted_unique(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The unique ids in ascending order, and each id's place among them."""
-    unique, index = tf.unique(ids)
-    order = tf.argsort(unique)
-    place = tf.math.invert_permutation(order)
-    return tf.gather(unique, order), tf.gather(place, index)
-
-
-def _feature(
-    param: Any, combiner: str | None, output_shape: Any
-) -> FeatureSpec:
-    table = TableSpec(
-        name=getattr(param, "name", "param").split(":")[0],
-        vocabulary_size=param.shape[0],
-        dim=param.shape[1],
-        initializer=None,
-        optimizer=None,
-        combiner=combiner or "sum",
-        placement="auto",
-        max_ids_per_partition=256,
-        max_unique_ids_per_partition=256,
-        source=None,
-    )
-    return FeatureSpec("ids", table, 0, output_shape, None)

@@ -1,4 +1,4 @@
-"""Valid ids grouped into the bags that lookups and updates work on."""
+"""Groups valid ids into bags."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from tfrs_embed.ops.parsed_ids import ParsedIds
 def group(
     parsed: Sequence[ParsedIds], layouts: Layouts, bare: bool = False
 ) -> list[BaggedIds]:
-    """Groups the ids of a call into bags; absent ids are left out.
+    """Groups a call's ids into bags without the absent ids.
 
-    Args:
-        parsed: the ids, which are in their tables, or `may_be_absent`.
-        layouts: those of the call.
-        bare: whether weights and scales are left out.
+    With `bare`, weights and scales are left out.
     """
     scales = {} if bare else _scales_of_splits(parsed, layouts.shared)
     return [
@@ -41,14 +38,10 @@ def group(
 def _scales_of_splits(
     parsed: Sequence[ParsedIds], together: bool
 ) -> dict[int, tf.Tensor]:
-    """The scales of bags that are given by splits, of ids of weight 1.
+    """Returns scales, [count] float32, of unweighted bags given by splits.
 
-    Args:
-        parsed: the ids.
-        together: whether features may share operations.
-
-    Returns:
-        [count] float32 by the places of the ids that have such bags.
+    The keys are the ids' positions in `parsed`. With `together` features share
+    operations.
     """
     found = {}
     for combiner in ("mean", "sqrtn"):
@@ -58,12 +51,11 @@ def _scales_of_splits(
             if each.feature.table.combiner == combiner
             and each.splits is not None
             and each.weights is None
-            and each.bag_size != 1
+            and each.max_bag_size != 1
             and not each.may_be_absent
         ]
 
         def scale(sizes: tf.Tensor, combiner: str = combiner) -> tf.Tensor:
-            # Some sizes are of no bag.
             total = tf.cast(tf.maximum(sizes, 0), tf.float32)
             return _inverse(combiner, total)
 
@@ -89,7 +81,7 @@ def _group(
     if weights is not None and parsed.kept is not None:
         weights = tf.gather(weights, parsed.kept)
     shape, count = layouts.layout(parsed.shape)
-    bag_size, even = parsed.bag_size, parsed.even
+    bag_size, even = parsed.max_bag_size, parsed.even
     table = parsed.feature.table
     if not parsed.may_be_absent:
         pass
@@ -99,7 +91,7 @@ def _group(
         elif bag_size != 1:
             weights = tf.cast(validity.mask, tf.float32)
     else:
-        # An id that is left out leaves its bag empty, which is a zero vector.
+        # A bag without ids gives a zero vector.
         there = ids >= 0 if parsed.hashed else valid(ids, table.vocabulary_size)
         kept = tf.where(there)[:, 0]
         bag = (
@@ -112,7 +104,7 @@ def _group(
         weights = None if weights is None else tf.gather(weights, kept)
     compiled = backend.of(None, training=True).compiled
     if splits is not None and (not compiled or weights is not None):
-        # Once for all that needs it.
+        # Computed once for all operations that need it.
         bag = bag_of_id(splits, tf.size(ids), layouts)
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
@@ -147,18 +139,14 @@ def _group(
 
 
 class Layouts(Constants):
-    """The constants, layouts and scales of one call, each made once."""
+    """A call's constants, layouts and scales, each made once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._scales: dict[Any, tf.Tensor] = {}
 
     def layout(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """A shape, [rank] int32, and the number of its bags, a scalar.
-
-        Args:
-            shape: a list of integers, or a tensor.
-        """
+        """Returns a list or tensor as layout, [rank] int32, and bag count."""
         if not isinstance(shape, list):
             shape = tf.cast(shape, tf.int32)
             if shape.shape == [1]:
@@ -169,7 +157,7 @@ class Layouts(Constants):
     def scale(
         self, count: tf.Tensor, bag_size: int, combiner: str
     ) -> tf.Tensor:
-        """The scales, [count] float32, of bags of so many ids of weight 1."""
+        """Returns [count] scales of bags of `bag_size` ids without weights."""
         key = (count.ref(), bag_size, combiner)
         if key not in self._scales or not self.shared:
             total = np.float32(bag_size)
@@ -185,7 +173,7 @@ def _scale(
     weights: tf.Tensor | None,
     count: tf.Tensor,
 ) -> tf.Tensor:
-    """The factor of a bag's weighted sum; 0 for a zero total."""
+    """Returns each bag's scale; 0 for a zero total."""
     if weights is not None:
         terms = weights if combiner == "mean" else tf.square(weights)
     else:
@@ -199,7 +187,7 @@ def _scale(
 
 
 def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
-    """The factor of sums whose (squared) weights have these totals."""
+    """Returns scales from the bags' sums of (squared) weights."""
     if combiner == "sqrtn":
         total = tf.sqrt(total)
     return tf.math.divide_no_nan(1.0, total)

@@ -1,4 +1,4 @@
-"""The rows of a hashed feature's ids, in TensorFlow's own operations."""
+"""Rows of hashed features' ids, in TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,11 @@ from tfrs_embed.ops.parsed_ids import ParsedIds
 def parts(
     parsed: ParsedIds, invalid_ids: str, checks: Checks
 ) -> list[ParsedIds]:
-    """Splits a feature's ids into those of its `bagged` features, by rows.
+    """Splits a feature's ids into the ids of its `bagged` features.
 
-    Args:
-        parsed: the feature's ids.
-        invalid_ids: "error", or "zero" to leave out ids that are none.
-        checks: takes conditions.
-
-    Returns:
-        Of a feature without hashing, what was given. Else the rows of each of
-        the feature's lookups, in the ids' places; -1 in those of ids that are
-        absent. If an id's rows are multiplied, those come after the ids'
-        places, and each is a vector of its own.
+    A hashed feature gives the rows of each lookup, -1 for absent ids. If an
+    id's rows are multiplied, the first part has the ids' positions, and each id
+    is a bag of its own in the others.
     """
     feature = parsed.feature
     hashing = feature.hashing
@@ -40,7 +33,7 @@ def parts(
     if not hashings.takes_any_id(hashing):
         absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
     made = rows(feature, parsed.ids, absent)
-    # -1 is there for nothing else than what was found here.
+    # Hashing makes no other -1.
     may_be_absent = hashing.padding_value is not None or (
         invalid_ids == "zero" and not hashings.takes_any_id(hashing)
     )
@@ -84,16 +77,10 @@ def parts(
 def rows(
     feature: FeatureSpec, ids: tf.Tensor, absent: tf.Tensor | None = None
 ) -> list[tf.Tensor]:
-    """The rows of a hashed feature's ids.
+    """Returns the rows of a hashed feature's ids, integers or strings.
 
-    Args:
-        feature: the feature.
-        ids: its ids, integers or strings.
-        absent: which of them are none; None: all are ids.
-
-    Returns:
-        For each of the feature's lookups int64 of the ids' shape: rows of its
-        table, -1 where no id is.
+    The result has for each of the feature's lookups int64 of the ids' shape, -1
+    where `absent` is true.
     """
     hashing, size = feature.hashing, feature.table.vocabulary_size
     assert hashing is not None
@@ -129,25 +116,22 @@ def rows(
 
 
 def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
-    """Which ids of a hashed feature are padding, bool of the ids' shape.
-
-    Returns:
-        The mask; None: none of them can be.
+    """Returns which ids are padding, bool of their shape; None: none can be.
 
     Raises:
-        TypeError: ids are integers and the padding value a string, or the other
-            way.
+        TypeError: ids are integers and the padding value is a string, or vice
+            versa.
     """
     assert feature.hashing is not None
     value = feature.hashing.padding_value
     if value is None or ids.shape.num_elements() == 0:
-        return None  # Python's empty lists have no dtype of their own.
+        return None  # Empty lists have any dtype.
     refuse_in_xla(f"{feature}: padding values of hashed features")
     strings = ids.dtype == tf.string
     if strings != isinstance(value, str):
         raise TypeError(
-            f"{feature}: padding_value={value!r} can't be among ids of "
-            f"{ids.dtype.name}."
+            f"{feature}: ids of {ids.dtype.name} can't have "
+            f"padding_value={value!r}."
         )
     if not strings and not ids.dtype.min <= value <= ids.dtype.max:
         return None
@@ -161,7 +145,7 @@ def _out_of_range(
     invalid_ids: str,
     checks: Checks,
 ) -> tf.Tensor:
-    """Which ids are none: padding, or outside of the range of ids."""
+    """Returns which ids are absent: padding, or not a category."""
     assert isinstance(feature.hashing, QuotientRemainder)
     count = feature.hashing.num_categories
     inside = valid(ids, count)

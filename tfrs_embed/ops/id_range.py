@@ -1,4 +1,4 @@
-"""Which ids are in their features' tables."""
+"""Checks that ids are in their features' tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfrs_embed.ops.joined import Joined
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
-    """[n] bool: which ids are in [0, vocabulary_size)."""
+    """Returns which ids are in [0, vocabulary_size), bool."""
     if ids.dtype.is_unsigned or ids.dtype.size < 4:
         # uint64's upper half becomes negative, and stays invalid.
         ids = tf.cast(ids, tf.int64)
@@ -23,12 +23,7 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
 
 
 class Row(Joined):
-    """Ids of several features one after the other.
-
-    Args:
-        features: the features.
-        ids: their ids; of several features int32 or int64.
-    """
+    """Ids of several features, concatenated, of int32 or int64."""
 
     def __init__(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
@@ -40,7 +35,7 @@ class Row(Joined):
         super().__init__(features, of_one_dtype(flat))
 
     def valid(self) -> tf.Tensor:
-        """Which ids are in their features' tables, [n] bool."""
+        """Returns which ids are in their features' tables, [n] bool."""
         if len(self.parts) == 1:
             return valid(self.parts[0], self.sizes[0])
         ids = self.values
@@ -48,8 +43,8 @@ class Row(Joined):
         return (ids >= 0) & (ids < tf.gather(sizes, self.feature_of_row()))
 
     def message(self) -> tf.Tensor:
-        """The text of the first id's error that is in no table."""
-        # There may be none, where another replica has one.
+        """Returns the error's text for the first id outside its table."""
+        # All ids may be valid here if another replica has an invalid id.
         wrong = ~self.valid()
         feature = 0
         if len(self.parts) > 1:
@@ -70,12 +65,7 @@ class Row(Joined):
 def require(
     features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns ids, [n] each, which exist only if all are in their tables.
-
-    Args:
-        features: the features.
-        ids: their ids, int32 or int64.
-    """
+    """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
     row = Row(features, ids)
     checks = Checks()
     checks.require(row.valid(), row.message)

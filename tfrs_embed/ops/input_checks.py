@@ -1,4 +1,4 @@
-"""Checks of features' ids and weights, as parsing needs them."""
+"""Checks of ids and weights that parsing makes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,7 @@ def require_output_shape(
     static: tf.TensorShape,
     wanted: tuple[int | None, ...] | None = None,
 ) -> None:
-    """Requires ids that fill a feature's output_shape.
-
-    Args:
-        feature: the feature.
-        checks: takes the condition on sizes that are not known when tracing.
-        shape: the shape of the output that the ids would have, a tensor.
-        static: its static shape.
-        wanted: the shape that it must have; None: the output_shape.
-
-    Raises:
-        ValueError: the static shape is another.
-    """
+    """Requires ids laid out as `shape` to fill `wanted`, or output_shape."""
     wanted = feature.output_shape if wanted is None else wanted
     assert wanted is not None
     if not static.is_compatible_with(wanted):
@@ -55,11 +44,7 @@ def require_output_shape(
 def sparse_order(
     given: Sequence[tuple[FeatureSpec, tf.SparseTensor]],
 ) -> list[Condition]:
-    """Requires indices that ascend and are within the dense shape.
-
-    Args:
-        given: features and their ids.
-    """
+    """Requires sparse ids' indices to ascend and to be in the dense shape."""
     joined = Joined([f for f, _ in given], [ids.indices for _, ids in given])
     indices, feature = joined.values, joined.feature_of_row()
     sizes = [ids.dense_shape for _, ids in given]
@@ -101,20 +86,11 @@ def sparse_order(
 def weights_like(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> tf.Tensor | None:
-    """Weights' values as float32, if they are of the kind and shape of the ids.
-
-    Args:
-        feature: the feature.
-        ids: a Tensor, RaggedTensor or SparseTensor.
-        weights: its weights, or None.
-        checks: takes the conditions that depend on values.
+    """Returns weights as float32 without gradient, checked against the ids.
 
     Returns:
-        In the ids' shape, or [n], without a gradient; None: there are none.
-
-    Raises:
-        TypeError: weights of another kind, or no numbers.
-        ValueError: a wrong rank or static shape.
+        A Tensor of the ids' shape, or [n] for ragged and sparse ids; None:
+        there are no weights.
     """
     if weights is None:
         return None
@@ -170,10 +146,9 @@ def weights_like(
 def _equal(
     given: Sequence[tuple[FeatureSpec, str, tf.Tensor, tf.Tensor]],
 ) -> list[Condition]:
-    """Requires tensors of the weights, [m, ...], to be those of the ids.
+    """Requires equality of the ids' and the weights' tensors, [m, ...] each.
 
-    Args:
-        given: features, what the tensors are, and those of ids and weights.
+    `given` has features, the tensors' name, and both tensors.
     """
     features, names, of_ids, of_weights = zip(*given, strict=True)
     expected, actual = Joined(features, of_ids), Joined(features, of_weights)
@@ -184,7 +159,7 @@ def _equal(
     lengths_differ = tf.not_equal(expected.lengths, actual.lengths)
 
     def text() -> tf.Tensor:
-        # Behind a feature of another length all of them seem to differ.
+        # Later features than one of another length seem to differ, too.
         bad = tf.reduce_min(
             tf.concat(
                 [
@@ -209,16 +184,12 @@ def _equal(
 
 
 def _rows(where: tf.Tensor) -> tf.Tensor:
-    """The rows, int32, that have values which `where` marks."""
+    """Returns the rows, int32, in which any value is true."""
     return tf.cast(tf.where(where)[:, 0], tf.int32)
 
 
 def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
-    """Checks that ids are integers, or strings that are hashed.
-
-    Raises:
-        TypeError: they aren't.
-    """
+    """Raises a TypeError unless ids are integers, or hashed strings."""
     hashing = feature.hashing
     any_id = hashing is not None and hashings.takes_any_id(hashing)
     if dtype == tf.string:
@@ -226,12 +197,11 @@ def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
             return
         hint = "hashed=True" if hashing else "FeatureConfig(hashing=...)"
         raise TypeError(
-            f"{feature}: ids must be integers, got string. {hint} takes "
-            "strings."
+            f"{feature}: ids must be integers, got string. {hint} takes any."
         )
     if not dtype.is_integer:
+        kinds = "integers or strings" if any_id else "integers"
         raise TypeError(
-            f"{feature}: ids must be integers{' or strings' if any_id else ''},"
-            f" got {dtype.name}. Cast them where they are made: a float32 "
-            "can't hold every id above 2^24."
+            f"{feature}: ids must be {kinds}, got {dtype.name}. Cast them at "
+            "their origin: a float32 can't hold every id above 2^24."
         )

@@ -1,4 +1,4 @@
-"""Declared shapes of ids: whether a call's ids have them."""
+"""Declared shapes of ids, and the check that a call's ids have them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from tfrs_embed.ops.checks import Checks, message
 
 @dataclasses.dataclass(frozen=True)
 class InputShape:
-    """The shape that a feature's ids are declared to have.
+    """A feature's declared shape of ids: `[batch, ..., width]`, or `[batch]`.
 
-    It is `[batch, ..., width]`, or `[batch]`: one id per sample. A batch may be
-    smaller, as the last one of an epoch is. Rows of ragged and sparse ids may
-    be shorter than the width. Where the width is 1, or there is none, ids may
-    be `[batch]` and `[batch, 1]`.
+    A batch may be smaller, as the last of an epoch is. Rows of ragged and
+    sparse ids may be shorter than the width. With width 1 or none, `[batch]`
+    and `[batch, 1]` are both accepted.
 
     Attributes:
-        shape: the shape, None where any size will do; its batch is that of one
-            call.
-        strict: whether none of these exceptions is made.
+        shape: the shape for one call, None for any size.
+        strict: whether these exceptions are forbidden.
     """
 
     shape: tuple[int | None, ...]
@@ -32,25 +30,23 @@ class InputShape:
 
     @property
     def width(self) -> int | None:
-        """The most ids that a row of ragged or sparse ids may have."""
+        """The most ids of a row of ragged or sparse ids."""
         return self.shape[-1] if len(self.shape) > 1 else 1
 
     def check_static(
         self, feature: FeatureSpec, shape: tf.TensorShape, rows: bool
     ) -> list[tuple[int | None, bool]]:
-        """Checks what is known of the shape of ids when tracing.
+        """Checks the ids' shape as far as it is known when tracing.
 
         Args:
             feature: the feature, for errors.
-            shape: the shape.
-            rows: whether they are, or may be, ragged or sparse.
+            shape: the ids' shape.
+            rows: whether the ids are, or may be, ragged or sparse.
 
         Returns:
-            What each size has to be, None for any, and whether it may be less;
-            nothing if the ids' rank isn't known.
-
-        Raises:
-            ValueError: the ids can't have the declared shape.
+            For each dimension the size, None for any, and whether it may be
+            less; empty if the rank is unknown. Impossible shapes raise a
+            ValueError.
         """
         if shape.rank is None:
             return []
@@ -72,16 +68,7 @@ class InputShape:
         return limits
 
     def require(self, feature: FeatureSpec, ids: Any, checks: Checks) -> None:
-        """Requires ids to have the shape.
-
-        Args:
-            feature: the feature, for errors.
-            ids: a Tensor, or a RaggedTensor or SparseTensor of rank 2.
-            checks: takes the conditions that depend on values.
-
-        Raises:
-            ValueError: the static shape can't be right.
-        """
+        """Requires ids to have the shape; `checks` takes open conditions."""
         rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
         limits = self.check_static(feature, ids.shape, rows)
         open_sizes = [
@@ -120,7 +107,7 @@ class InputShape:
             )
 
     def _of_rank(self, rank: int, rows: bool) -> tuple[int | None, ...] | None:
-        """The declared shape as one of this rank, or None: there is none."""
+        """The declared shape in `rank` dimensions; None: impossible."""
         shape = self.shape
         if len(shape) == rank:
             return shape

@@ -1,4 +1,4 @@
-"""A call's ids and weights to bags: parse, validate, group."""
+"""Turns a call's ids and weights into bags: parse, validate, group."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ def to_bags(
 
     Args:
         features: the features.
-        ids: each feature's ids, of any integer dtype, or strings if they are
-            hashed: a Tensor (or what converts to one) of any rank, a
-            RaggedTensor of rank 2, or a SparseTensor of rank 2 in row-major
-            order.
-        weights: each feature's weights, or None: of the same kind and shape as
-            its ids, with the same row splits or indices.
-        invalid_ids: "error", or "zero" to leave out ids that are not in
-            [0, vocabulary_size).
-        consensus: the replicas that must all have valid features; None: this
-            call stands alone.
+        ids: each feature's ids, integers, or strings if hashed: a Tensor (or a
+            value that converts to one) of any rank, a RaggedTensor of rank 2,
+            or a SparseTensor of rank 2 in row-major order.
+        weights: each feature's weights or None: kind and shape as the ids, with
+            the same row splits or indices.
+        invalid_ids: "error", or "zero" to leave out ids outside [0,
+            vocabulary_size).
+        consensus: the replicas that must all have valid ids; None: only this
+            one.
         training: whether this is part of a training step.
-        input_shapes: the shape that each feature's ids must have, or None.
+        input_shapes: each feature's declared shape of ids, or None.
 
     Returns:
-        The bags of each feature's `bagged` features, one feature after the
-        other. Those of a traced function exist only if all are valid.
+        The bags of each feature's `bagged` features, feature after feature. In
+        a traced function they exist only if all ids are valid.
 
     Raises:
         TypeError: ids or weights of a wrong dtype or kind.
         ValueError: ids or weights of a wrong rank or static shape.
-        tf.errors.InvalidArgumentError: values that are wrong, raised at once
-            when executing eagerly, else by the running graph; see
-            `tfrs_embed.ops.xla` for functions that XLA compiles.
+        tf.errors.InvalidArgumentError: wrong values; raised at once when
+            executing eagerly, else by the running graph. For XLA see
+            `ops/xla.py`.
         NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
     """
     checks = Checks(consensus)
@@ -62,9 +61,9 @@ def to_bags(
         if input_shape is not None:
             input_shape.require(feature, feature_ids, checks)
         each = parse_ids(feature, feature_ids, feature_weights, checks)
-        if input_shape is not None and each.bag_size is None:
-            each.bag_size = input_shape.width
-        # Every key is one.
+        if input_shape is not None and each.max_bag_size is None:
+            each.max_bag_size = input_shape.width
+        # Every key is valid.
         each.may_be_absent = invalid_ids == "zero" and each.is_number
         parsed += hashed_rows.parts(each, invalid_ids, checks)
     layouts = Layouts()
@@ -75,7 +74,7 @@ def to_bags(
 def lookup_bags(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[BaggedIds]:
-    """The bags of the features' lookups among those that `to_bags` returned."""
+    """Selects the bags of the features' lookups from those of `to_bags`."""
     bagged = [(f, each) for f in features for each in f.bagged]
     return [
         b
@@ -87,7 +86,7 @@ def lookup_bags(
 def first_bags(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[BaggedIds]:
-    """The bags that each feature's activations are laid out by."""
+    """Returns the bags whose layout each feature's activations have."""
     rest = iter(bags)
     of_features = [[next(rest) for _ in f.bagged] for f in features]
     return [first for first, *_ in of_features]

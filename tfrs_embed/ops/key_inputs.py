@@ -1,4 +1,4 @@
-"""Keys of any dtype as int64, which tables with `DynamicKeys` know them by."""
+"""Turns keys of any dtype into the int64 keys of tables with `DynamicKeys`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,18 @@ from tfrs_embed.ops.tensors import to_tensor
 
 
 def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:
-    """Checks keys, and brings them to int64.
+    """Checks keys and returns them as int64, in the same kind of tensor.
 
-    Args:
-        where: whose they are, for errors.
-        dtype: the table's dtype of keys.
-        ids: the keys: a Tensor (or what converts to one), a RaggedTensor or a
-            SparseTensor of that dtype, or of an integer dtype all of whose
-            values that has.
-        checks: takes the conditions that depend on values.
-
-    Returns:
-        The same with int64 keys: of a uint64 its bits, of a string its
-        fingerprint.
-
-    Raises:
-        TypeError: keys of another dtype.
+    Keys are of the table's `dtype`, or of an integer dtype with a smaller
+    range. The int64 of a uint64 has its bits, that of a string is its
+    fingerprint.
     """
 
     def convert(values: tf.Tensor) -> tf.Tensor:
         _check_dtype(where, values.dtype, dtype)
         if dtype == tf.string:
             return _fingerprints(where, values, checks)
-        # Signed ones are widened with their sign first, as in the wider dtype.
+        # First to the keys' dtype, so that negative keys keep their sign.
         values = tf.cast(values, dtype)
         if dtype == tf.uint64:
             return tf.bitcast(values, tf.int64)
@@ -52,7 +41,7 @@ def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:
 
 
 def _from_python(where: Any, ids: Any, dtype: tf.DType) -> tf.Tensor:
-    """Python's numbers as a tensor; they have no dtype to be wrong."""
+    """Converts Python's numbers to `dtype`; arrays keep their dtype."""
     if not hasattr(ids, "dtype"):
         array = np.asarray(ids)
         if array.size == 0:
@@ -70,28 +59,21 @@ def _from_python(where: Any, ids: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _check_dtype(where: Any, given: tf.DType, wanted: tf.DType) -> None:
-    """Requires a dtype all of whose values the keys' dtype has."""
-    if given == wanted:
-        return
-    if not (
-        given.is_integer
-        and wanted.is_integer
-        and wanted.min <= given.min
-        and given.max <= wanted.max
+    """Requires every value of the given dtype to exist in the wanted one."""
+    integers = given.is_integer and wanted.is_integer
+    if given == wanted or (
+        integers and wanted.min <= given.min and given.max <= wanted.max
     ):
-        hint = (
-            " Keys of another width would be other keys."
-            if given.is_integer and wanted.is_integer
-            else ""
-        )
-        raise TypeError(
-            f"{where}: keys must be {wanted.name}, as its table's "
-            f"DynamicKeys say, got {given.name}.{hint}"
-        )
+        return
+    hint = " Keys of another width would be other keys." if integers else ""
+    raise TypeError(
+        f"{where}: keys must be {wanted.name}, as its table's DynamicKeys say, "
+        f"got {given.name}.{hint}"
+    )
 
 
 def _fingerprints(where: Any, keys: tf.Tensor, checks: Checks) -> tf.Tensor:
-    """The keys' 64-bit fingerprints, of strings that aren't empty."""
+    """Returns 64-bit fingerprints of strings, which must not be empty."""
     flat = tf.reshape(keys, [-1])
     empty = tf.equal(flat, "")
 
@@ -100,8 +82,7 @@ def _fingerprints(where: Any, keys: tf.Tensor, checks: Checks) -> tf.Tensor:
         return message(
             f"{where}: key number ",
             place,
-            " is an empty string, which is no key. Leave it out, or give it a "
-            "name of its own.",
+            " is an empty string. Leave it out, or give it a name of its own.",
         )
 
     checks.require(tf.logical_not(tf.reduce_any(empty)), text)

@@ -1,4 +1,4 @@
-"""Rows to activations, in TensorFlow's operations."""
+"""Lookups: rows to activations, in TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def lookup(
         tables: each [rows, dim] float32, bfloat16 or float16.
         table_of: each feature's table.
         bags: each feature's bags.
-        dtype: the dtype that the vectors will be cast to.
+        dtype: the dtype to which the vectors will be cast.
 
     Returns:
-        Each feature's vectors, float32 or of the dtype: [count, dim], or in the
-        shape that the bags are laid out in.
+        Each feature's vectors, float32 or of the dtype, [count, dim] or in the
+        bags' layout.
     """
     constants = Constants()
     return [
@@ -52,8 +52,7 @@ def combine_all(
         bags: each feature's bags.
 
     Returns:
-        Each feature's vectors, float32: [count, dim], or in the shape that the
-        bags are laid out in.
+        Each feature's vectors, float32, [count, dim] or in the bags' layout.
     """
     rows = widen(rows)
     return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]
@@ -65,16 +64,13 @@ def combine(
     bags: BaggedIds,
     constants: Constants | None = None,
 ) -> tf.Tensor:
-    """Combines rows into the bags' vectors.
+    """Combines rows into the bags' vectors, [count, dim]; no ids give zeros.
 
     Args:
         rows: [m, dim] float32 or float64.
-        index: [n] int32, the row of each id; None: row i is id i's.
+        index: [n] int32, each id's row; None: row i is id i's.
         bags: the bags of the n ids.
-        constants: those of several features; None: it needs its own.
-
-    Returns:
-        [count, dim] of that dtype; a bag without ids is zero.
+        constants: the call's; None: new ones.
     """
     constants = constants or Constants()
     in_xla = bags.validity is not None
@@ -93,7 +89,7 @@ def combine(
         shape = constants.of([-1, bags.bag_size, rows.shape[1]])
         rows = tf.reduce_sum(tf.reshape(rows, shape), constants.of(1))
     elif in_xla:
-        # Which has no sparse sums.
+        # XLA has no sparse sums.
         rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
         if index is None:
@@ -109,17 +105,10 @@ def combine(
 
 
 def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
-    """Gathers rows; the table's gradient is a tensor of the table's shape.
+    """Gathers rows; the table's gradient is dense.
 
-    Keras's gathering of sparse gradients from several workers fails where
-    their lengths differ.
-
-    Args:
-        table: [vocabulary_size, dim].
-        ids: [n].
-
-    Returns:
-        [n, dim].
+    Keras can't gather sparse gradients of different lengths from several
+    workers.
     """
 
     @custom_gradient
@@ -137,10 +126,7 @@ def activations(
     features: Sequence[FeatureSpec],
     dtype: Any,
 ) -> list[tf.Tensor]:
-    """Returns features' vectors in their output shapes, and in a dtype.
-
-    Vectors are [count, dim], or of the output's shape already.
-    """
+    """Returns features' vectors in their output shapes and a dtype."""
     constants = Constants()
     return [
         tf.cast(_in_shape(v, b, f.table.dim, constants), dtype)

@@ -1,4 +1,4 @@
-"""Keys and rows in replicas' messages, in TensorFlow's operations."""
+"""Messages of keys and rows between replicas, in TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ class Route(NamedTuple):
     """A replica's unique keys, sorted by the shard that holds their rows.
 
     Attributes:
-        index: [n] int32, each key's place among the unique ones.
+        index: [n] int32, each key's index among the unique keys.
         row: [u] int64, the unique keys' rows on their shards.
         owner: [u] int32, the unique keys' shards, ascending.
-        counts: [world, tables] int64, the number of unique keys for each shard;
-            of each table, if tables have keys that only differ by it. The keys
-            of a shard are sorted by table then.
+        counts: [world, tables] int64, each shard's number of unique keys of
+            each table. A shard's keys are sorted by table.
     """
 
     index: tf.Tensor
@@ -33,13 +32,14 @@ def route(
     table_of: tf.Tensor | None = None,
     tables: int = 1,
 ) -> Route:
-    """Finds the shard of each key: shard key % world, row key // world.
+    """Finds each key's shard, key % world, and row there, key // world.
 
     Args:
         keys: [n] int64.
         world: the number of shards.
-        table_of: [n] int32, the table of each key, if it tells keys apart.
-        tables: how many tables there are then.
+        table_of: [n] int32, each key's table, if equal keys of several tables
+            are different; None: they are equal.
+        tables: the number of these tables.
     """
     unique, index = tf.unique(keys)
     if world == tables == 1:
@@ -59,7 +59,7 @@ def route(
         place = tf.math.floormod(pairs, size)
         unique, pile = tf.gather(unique, place), tf.gather(pile, place)
         pile = pile * tables + tf.cast(pairs // size, tf.int32)
-    # Sorted, not partitioned: that would be a tensor for each shard.
+    # Not partitioned, which would make a tensor for each shard.
     by_pile = tf.argsort(pile, stable=True)
     pile = tf.gather(pile, by_pile)
     return Route(
@@ -71,13 +71,7 @@ def route(
 
 
 def counts_of(piles: tf.Tensor, world: int, tables: int = 1) -> tf.Tensor:
-    """How many keys are in each pile: [world, tables] int64.
-
-    Args:
-        piles: [u] int32, ascending: shard * tables + table.
-        world: the number of shards.
-        tables: the number of tables that are told apart.
-    """
+    """Counts ascending piles, shard * tables + table: [world, tables] int64."""
     firsts = tf.searchsorted(piles, tf.range(world * tables + 1))
     firsts.set_shape([world * tables + 1])
     return tf.reshape(
@@ -92,14 +86,13 @@ def write_keys(
 
     Args:
         routed: the keys.
-        capacity: scalar int32, the keys that a message has room for.
+        capacity: scalar int32, a message's room for keys.
 
     Returns:
-        [world, tables + capacity] int64, messages that begin with the number of
-        each table's keys; and the places of the keys' rows in the answers,
-        [u] int32.
+        [world, tables + capacity] int64, messages that begin with each table's
+        number of keys; and the keys' positions in the answers, [u] int32.
     """
-    # A message has more places than the answer.
+    # An answer has no numbers of keys, so positions differ from the message's.
     world, tables = routed.counts.shape
     counts = tf.reduce_sum(routed.counts, 1)
     first = tf.cast(tf.cumsum(counts, exclusive=True), tf.int32)
@@ -120,15 +113,9 @@ def read_keys(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads messages that `write_keys` wrote.
 
-    Args:
-        message: [world, tables + capacity] int64.
-        capacity: scalar int32.
-        tables: the number of tables that are told apart.
-
     Returns:
-        The keys' rows, [world * capacity] int64; the table of each, int32, or
-        nothing where it is not told: [0]; and the places of those that are no
-        padding, [m] int32.
+        The keys' rows, [world * capacity] int64; each one's table, int32, or
+        [0] without tables; and the positions of real keys, [m] int32.
     """
     ends = tf.cumsum(message[:, :tables], axis=1)
     mask = tf.sequence_mask(ends[:, -1], capacity)
@@ -147,35 +134,35 @@ def read_keys(
 def copy_runs(
     values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> tf.Tensor:
-    """Copies runs, one after the other.
+    """Copies runs of rows, one after the other.
 
     Args:
         values: [m, ...] float32, bfloat16 or float16.
-        starts: int32 of any shape, the first row of each run.
-        sizes: int32 of that shape, the runs' rows.
+        starts: int32 of any shape, each run's first row.
+        sizes: int32 of the same shape, each run's number of rows.
 
     Returns:
-        [n, ...]: n is the sum of the sizes.
+        [sum of sizes, ...].
     """
-    # TensorFlow has no operation for runs that GPUs have, too.
+    # TensorFlow has no operation for runs that also has a kernel for GPUs.
     return tf.gather(values, _places(starts, sizes))
 
 
 def pad_runs(
     values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
 ) -> tf.Tensor:
-    """Lays values out in rows of one length.
+    """Pads runs of values with zeros to one length.
 
     Args:
-        values: [n, ...] float32, bfloat16 or float16, row after row.
-        lengths: [rows] int32, how many each row has; they sum up to n.
+        values: [n, ...] float32, bfloat16 or float16, run after run.
+        lengths: [rows] int32, the runs' lengths, n in sum.
         capacity: scalar int32, the length of a row.
 
     Returns:
-        [rows, capacity, ...]; the rest of a row is zeros.
+        [rows, capacity, ...].
     """
     first = tf.cumsum(lengths, exclusive=True)
-    # A gather and no scatter, which takes four times as long for single words.
+    # A scatter of single words takes four times as long as this gather.
     place = tf.range(capacity)
     index = tf.where(
         place < lengths[:, None], first[:, None] + place, tf.shape(values)[0]
@@ -191,20 +178,18 @@ def read_splits(
     counts: tf.Tensor,
     numbers: tf.Tensor,
 ) -> tf.Tensor:
-    """Where bags begin and end among the ids of their piece.
+    """Reads from messages where bags begin and end among their piece's ids.
 
     Args:
         words: [n] float32, messages.
-        starts: [pieces, world] int32, where the lengths of the bags are that
-            each source has of a piece.
-        has_lengths: [pieces, world] int32, 0 where there are none: all these
-            bags have one length.
+        starts: [pieces, world] int32, the position of the lengths of each
+            source's bags of a piece.
+        has_lengths: [pieces, world] int32, 0 if these bags have one length.
         counts: [pieces, world] int32, the bags.
         numbers: [pieces, world] int32, the ids.
 
     Returns:
-        [m] int32: of each piece, where its first bag begins, which is 0, and
-        where all of them end, source after source.
+        [m] int32: for each piece 0, then each bag's end, source after source.
     """
     bags = tf.reduce_sum(counts, 1)
     has_lengths, counts, numbers = (
@@ -212,7 +197,7 @@ def read_splits(
     )
     equal = _repeat(numbers // tf.maximum(counts, 1), counts)
     given = _repeat(tf.cast(has_lengths, tf.bool), counts)
-    # Where there are none, what is there instead is not used.
+    # Words read where there are no lengths are not used.
     places = tf.minimum(_places(starts, counts), tf.size(words) - 1)
     read = tf.bitcast(tf.gather(words, places), tf.int32)
     ends = tf.concat([[0], tf.cumsum(tf.where(given, read, equal))], 0)
@@ -222,12 +207,7 @@ def read_splits(
 
 
 def _places(starts: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    """The places of runs, one run after the other: [n] int32.
-
-    Args:
-        starts: int32 of any shape, the first place of each run.
-        sizes: int32 of that shape, the runs' lengths; they sum up to n.
-    """
+    """Returns the positions in runs, one run after the other, [n] int32."""
     starts, sizes = tf.reshape(starts, [-1]), tf.reshape(sizes, [-1])
     run = _repeat(tf.range(tf.size(sizes)), sizes)
     shift = starts - tf.cumsum(sizes, exclusive=True)
@@ -235,7 +215,6 @@ def _places(starts: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
 
 
 def _repeat(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Each value as often as its count says, as `tf.repeat` has it."""
-    # That takes the memory of all counts being the largest.
+    """As `tf.repeat`, which takes memory for count times the largest count."""
     splits = tf.concat([[0], tf.cumsum(counts)], 0)
     return tf.gather(values, bag_of_id(splits))

@@ -1,8 +1,4 @@
-"""The ids and weights of one feature, of any kind, in one form.
-
-All kinds of ids are checked and get one form: ids in a row, the bag of each,
-their weights, and the shape that the bags are laid out in.
-"""
+"""Parses ids and weights of any kind into one form, `ParsedIds`."""
 
 from __future__ import annotations
 
@@ -28,26 +24,28 @@ from tfrs_embed.ops.tensors import to_tensor
 
 @dataclasses.dataclass
 class ParsedIds:
-    """A feature's ids on their way to bags; weights are not yet combined.
+    """A feature's parsed ids, before they are grouped into bags.
 
     Attributes:
         feature: the feature.
         ids: n integers, of any shape until `flatten`.
-        bag_ids: [n] int32, the bag of each id, ascending; None: `splits` says
-            it, or every bag has `bag_size` ids.
-        weights: float32, [n], or what `kept` picks the [n] of; or None.
-        shape: [rank], the shape that the bags are laid out in: an int32
-            tensor, or a list if it is known when tracing.
-        static_shape: what is known of `shape` when tracing.
-        bag_size: the most ids that a bag can have, and the number of ids in
-            each if the bags are `even`; None: not known.
-        kept: [n], the ids' places among the weights; None: all, in order.
-        splits: [count + 1] int32, where each bag begins and the last ends, if
-            that is how they were given.
-        may_be_absent: whether ids may be left out: those outside of the table,
-            and -1 among hashed ones.
-        hashed: whether hashing made the ids, so that nobody has to check them.
-        is_position: whether they are positions among the ids, not rows.
+        bag_ids: [n] int32, each id's bag, ascending. None: `splits` has the
+            bags, or every bag has `max_bag_size` ids.
+        weights: float32, [n], or the values from which `kept` selects [n]; or
+            None.
+        shape: [rank], the bags' layout: a list if known when tracing, else an
+            int32 tensor.
+        static_shape: the layout as far as it is known when tracing.
+        max_bag_size: the most ids of a bag, and every bag's number of ids if
+            the bags are `even`; None: unknown.
+        kept: [n], the ids' positions among the weights; None: all, in order.
+        splits: [count + 1] int32, each bag's first id and the last bag's end,
+            if the ids were given by splits.
+        may_be_absent: whether ids may be absent: ids outside the table, and -1
+            among hashed ids.
+        hashed: whether hashing made the ids, so that they need no check.
+        is_position: whether the ids are positions among the user's ids, not
+            rows.
         validity: inside XLA, which ids are in the table.
     """
 
@@ -57,7 +55,7 @@ class ParsedIds:
     weights: tf.Tensor | None
     shape: Any
     static_shape: tf.TensorShape
-    bag_size: int | None = 1
+    max_bag_size: int | None = 1
     kept: tf.Tensor | None = None
     splits: tf.Tensor | None = None
     may_be_absent: bool = False
@@ -66,43 +64,31 @@ class ParsedIds:
     validity: Validity | None = None
 
     def flatten(self, constants: Constants) -> None:
-        """Lays the ids out as [n]."""
+        """Reshapes the ids to [n]."""
         if self.ids.shape.rank != 1:
             self.ids = tf.reshape(self.ids, constants.of([-1]))
 
     @property
     def even(self) -> bool:
-        """Whether every bag has `bag_size` ids."""
+        """Whether every bag has `max_bag_size` ids."""
         return self.bag_ids is None and self.splits is None
 
     @property
     def is_number(self) -> bool:
-        """Whether the ids are the user's numbers of rows, to be checked."""
+        """Whether the ids are row numbers from the user, which need a check."""
         return self.feature.table.keys is None and not self.hashed
 
     def bag_of_id(self) -> tf.Tensor:
-        """Returns [n] int32, the bag of each id, unless they are `even`."""
+        """Returns each id's bag, [n] int32, of bags that are not `even`."""
         return bag_of_id(self.splits) if self.bag_ids is None else self.bag_ids
 
 
 def parse_ids(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> ParsedIds:
-    """Checks a feature's ids and weights, and gives them one form.
+    """Checks and parses a feature's ids and weights; see `to_bags`.
 
-    Args:
-        feature: the feature.
-        ids: its ids, as `to_bags` takes them.
-        weights: their weights, or None.
-        checks: takes the conditions that depend on values.
-
-    Returns:
-        The parsed ids, valid once the checks hold.
-
-    Raises:
-        TypeError: a wrong dtype or kind.
-        ValueError: a wrong rank or static shape.
-        NotImplementedError: ragged or sparse ids inside XLA.
+    The result is valid once `checks` hold.
     """
     if feature.table.keys is not None:
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
@@ -139,9 +125,8 @@ def _parse_dense(
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
-            f"{feature}: dense ids must have the shape {list(wanted)} of "
-            f"output_shape, or one more dimension to combine over; got "
-            f"{static}."
+            f"{feature}: dense ids must have output_shape {list(wanted)}, or "
+            f"one more dimension to combine over; got {static}."
         )
     outer, laid_out = shape[: len(wanted)], static[: len(wanted)]
     require_output_shape(feature, checks, outer, laid_out)
@@ -149,9 +134,9 @@ def _parse_dense(
     parsed = ParsedIds(feature, ids, None, weights, outer, laid_out)
     if rank == len(wanted):
         return parsed
-    # A length that is not known, or of none at all, is not even.
-    parsed.bag_size = static[-1] or None
-    if parsed.bag_size is None:
+    # Bags of unknown length, or without ids, are not even.
+    parsed.max_bag_size = static[-1] or None
+    if parsed.max_bag_size is None:
         bags = tf.range(tf.reduce_prod(outer))
         parsed.bag_ids = tf.repeat(bags, shape[-1])
     return parsed
@@ -160,7 +145,7 @@ def _parse_dense(
 def _parse_sequence(
     feature: FeatureSpec, ids: tf.Tensor, weights: Any, checks: Checks
 ) -> ParsedIds:
-    """Dense ids, [batch, k], as sequences of another length or any."""
+    """Parses dense ids, [batch, k], as sequences of another length than k."""
     length = feature.max_sequence_length
     ids, static = ids[:, :length], ids.shape
     rows, width = tf.unstack(tf.shape(ids))
@@ -194,7 +179,10 @@ def _parse_rows(
             f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
             f"shape {ids.shape}."
         )
-    rows, row, column, splits = ids.shape[0], None, None, None
+    row: Any = None
+    column: Any = None
+    splits = None
+    static_rows = rows = ids.shape[0]
     if ragged:
         splits = tf.cast(ids.row_splits, tf.int32)
         rows = tf.size(splits) - 1 if rows is None else rows
@@ -204,62 +192,23 @@ def _parse_rows(
         if rows is None:
             rows, _ = tf.unstack(tf.cast(ids.dense_shape, tf.int32), num=2)
         checks.require_together(sparse_order, None, (feature, ids))
-    values = weights_like(feature, ids, weights, checks)
-    return _by_rows(
-        feature,
-        checks,
-        ids.values,
-        values,
-        rows,
-        row=row,
-        column=column,
-        splits=splits,
-    )
+    weights = weights_like(feature, ids, weights, checks)
+    wanted, length = feature.output_shape, feature.max_sequence_length
 
-
-def _by_rows(
-    feature: FeatureSpec,
-    checks: Checks,
-    ids: tf.Tensor,
-    weights: tf.Tensor | None,
-    rows: Any,
-    *,
-    row: tf.Tensor | None = None,
-    column: tf.Tensor | None = None,
-    splits: tf.Tensor | None = None,
-) -> ParsedIds:
-    """Bags of ragged or sparse ids: a row each, or a position each.
-
-    Args:
-        feature: the feature.
-        checks: takes the conditions that depend on values.
-        ids: [n].
-        weights: [n] float32, or None.
-        rows: the number of rows, a tensor unless it is known when tracing.
-        row: the row of each id, [n] int32; None: `splits` says it.
-        column: the position of each id in its row, [n] int32, as `row`.
-        splits: [rows + 1] int32, where each row begins and the last ends.
-    """
-    static_rows = rows if isinstance(rows, int) else None
-    wanted = feature.output_shape
-    length = feature.max_sequence_length
-
-    def of_rows(shape: Any, static: tf.TensorShape) -> ParsedIds:
+    def by_row(shape: Any, static: tf.TensorShape) -> ParsedIds:
         return ParsedIds(
-            feature, ids, row, weights, shape, static, None, splits=splits
+            feature, ids.values, row, weights, shape, static, None, None, splits
         )
 
     if wanted in (None, (None,)) and not length:
         shape = tf.expand_dims(rows, 0) if static_rows is None else [rows]
-        return of_rows(shape, tf.TensorShape([static_rows]))
-    if wanted is None:
-        wanted = (static_rows, length)
+        return by_row(shape, tf.TensorShape([static_rows]))
+    wanted = wanted or (static_rows, length)
     rows = tf.convert_to_tensor(rows)
     if _is_sequence(feature, wanted, static_rows):
         if row is None:
             row = bag_of_id(splits)
             column = tf.range(tf.size(row)) - tf.gather(splits, row)
-        assert column is not None
         length = wanted[1] or 0
         static = tf.TensorShape([static_rows, length])
         shape = tf.stack([rows, length])
@@ -267,21 +216,19 @@ def _by_rows(
         kept = tf.where(column < length)[:, 0]
         return ParsedIds(
             feature,
-            tf.gather(ids, kept),
+            tf.gather(ids.values, kept),
             tf.gather(row * length + column, kept),
             weights,
             shape,
-            tf.TensorShape([static_rows]).merge_with([wanted[0]])
-            + tf.TensorShape([length]),
+            static.merge_with([wanted[0], length]),
             kept=None if weights is None else kept,
         )
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])
     if sum(d is None for d in wanted) > 1:
         raise ValueError(
-            f"{feature}: rows of ragged or sparse ids can't be laid out in "
-            f"output_shape={list(wanted)}, which has more than one unknown "
-            "dimension."
+            f"{feature}: output_shape={list(wanted)} of ragged or sparse ids "
+            "must not have more than one unknown dimension."
         )
     known = int(np.prod([d for d in wanted if d is not None]))
     if None in wanted:
@@ -298,7 +245,7 @@ def _by_rows(
             ".",
         ),
     )
-    return of_rows(shape, tf.TensorShape(wanted))
+    return by_row(shape, tf.TensorShape(wanted))
 
 
 def _is_sequence(
@@ -306,7 +253,7 @@ def _is_sequence(
     wanted: tuple[int | None, ...],
     static_rows: int | None,
 ) -> bool:
-    """Whether rows are sequences: [batch, length], with `batch` rows."""
+    """Whether each row is a sequence, of the output [batch, length]."""
     if len(wanted) != 2 or wanted[1] is None:
         return False
     if feature.sequences is not None:

@@ -1,17 +1,15 @@
 """Rows of two bytes: as float32, and rounded back.
 
-A table of bfloat16 or float16 computes in float32. Its new rows are rounded
-stochastically: to one of the two numbers beside the value, to each with the
-probability that makes the value the mean. So updates of less than half a step
-between numbers accumulate on average, where rounding to the nearest would lose
-each of them. Gupta et al. 2015, "Deep Learning with Limited Numerical
-Precision".
+Tables of bfloat16 or float16 compute in float32. New rows are rounded
+stochastically: to one of the two neighbouring numbers, with the probabilities
+that make the value the mean. So updates smaller than half a step between
+numbers accumulate on average, where rounding to nearest loses them. Gupta et
+al. 2015, "Deep Learning with Limited Numerical Precision".
 
-The random bits are a hash of the table's seed, the number of the update, and
-the row's and the column's numbers in the whole table. So they are the same on
-all devices, in the kernels and here, however the table is sharded, and for each
-copy of it. The hashes are those of `tfrs_mix` in kernels/cc/rows.h and
-`RandomBits` in kernels/cc/rows.cc.
+The random bits are a hash of the table's seed, the update's number, and the row
+and column in the whole table. So they don't depend on device, kernels, sharding
+or copies. The hashes are `tfrs_mix` of kernels/cc/rows.h and `RandomBits` of
+kernels/cc/rows.cc.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ _LOW = 0xFFFFFFFF
 
 
 class Rounding(NamedTuple):
-    """How the new rows of a table, or of a part of it, are rounded.
+    """The rounding of new rows of a table, or of a part of it.
 
     Attributes:
-        stochastic: whether by random bits; if not, to the nearest.
+        stochastic: whether by random bits; if not, to nearest.
         seed: the table's.
-        first_row: the number of the part's first row in the whole table.
-        row_stride: how many rows further on its next row is.
-        first_column: the number of its first column in the whole table.
+        first_row: the part's first row in the whole table.
+        row_stride: the distance of the part's rows in the whole table.
+        first_column: the part's first column in the whole table.
     """
 
     stochastic: bool = False
@@ -52,19 +50,19 @@ def of_part(
     row_stride: int = 1,
     first_column: int = 0,
 ) -> Rounding:
-    """How the new rows of a table's part are rounded; see `Rounding`."""
+    """Returns the rounding of a table's part."""
     stochastic = table.dtype != "float32" and table.rounding == "stochastic"
     seed = seed_of(table.name)
     return Rounding(stochastic, seed, first_row, row_stride, first_column)
 
 
 def seed_of(table: str) -> int:
-    """The seed of a table's random bits, from its name."""
+    """Returns the seed of a table's random bits."""
     return zlib.crc32(table.encode())
 
 
 def widen(rows: tf.Tensor) -> tf.Tensor:
-    """Rows of any type that tables have as float32."""
+    """Returns rows of any table's dtype as float32."""
     return rows if rows.dtype == tf.float32 else tf.cast(rows, tf.float32)
 
 
@@ -75,25 +73,24 @@ def narrow(
     step: tf.Tensor,
     numbers: tf.Tensor,
 ) -> tf.Tensor:
-    """Rounds new rows to a table's type.
+    """Rounds new rows to a table's dtype.
+
+    Values beyond its largest number round to nearest, possibly infinity; NaN
+    stays.
 
     Args:
         rows: [n, dim] float32.
         dtype: float32, bfloat16 or float16.
-        rounding: how to round.
-        step: scalar int64, the number of updates made before this one.
+        rounding: the part's.
+        step: scalar int64, the number of earlier updates.
         numbers: [n] int, the rows' numbers in the part.
-
-    Returns:
-        [n, dim] of the dtype. What is beyond its largest number becomes what
-        rounding to the nearest gives, which may be infinity; NaN stays NaN.
     """
     if dtype == tf.float32:
         return rows
     if not rounding.stochastic:
         return tf.cast(rows, dtype)
     random = random_bits(rounding, step, numbers, rows.shape[1])
-    # int64 throughout: it has operations on all devices, int32 has not.
+    # int64 has operations on all devices, int32 has not.
     bits = tf.cast(tf.bitcast(rows, tf.uint32), tf.int64)
     magnitude = _and(bits, 0x7FFFFFFF)
     if dtype == tf.bfloat16:
@@ -110,7 +107,7 @@ def narrow(
 def _float16(
     rows: tf.Tensor, magnitude: tf.Tensor, random: tf.Tensor
 ) -> tf.Tensor:
-    """The bits of float16, without a sign, that float32 numbers round to."""
+    """Returns the bits of the rounded float16 numbers, without signs."""
     normal = _right(magnitude - 0x38000000 + _right(random, 19), 13)
     # Below 2^-14 the steps are of 2^-24 each, of which 21 bits are kept.
     denormal = magnitude < 0x38800000
@@ -122,16 +119,10 @@ def _float16(
 def random_bits(
     rounding: Rounding, step: tf.Tensor, numbers: tf.Tensor, dim: int
 ) -> tf.Tensor:
-    """The random bits of rows' numbers.
+    """Returns random bits of a part's rows and `dim` columns, [n, dim] int64.
 
-    Args:
-        rounding: the part's.
-        step: scalar int64.
-        numbers: [n] int, the rows' numbers in the part.
-        dim: the part's columns.
-
-    Returns:
-        [n, dim] int64, below 2^32; the higher bits are the better ones.
+    They are below 2^32; higher bits are better. Arguments are those of
+    `narrow`.
     """
     stream = _mix(
         tf.bitwise.bitwise_xor(_mix(_int64(rounding.seed)), _as_int64(step))
@@ -147,7 +138,7 @@ def random_bits(
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:
-    """splitmix64's next number of a state, in int64 of the same bits."""
+    """Returns splitmix64's next number of a state, as int64 of its bits."""
     z += _int64(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = tf.bitwise.bitwise_xor(z, _unsigned_right(z, shift))

@@ -1,4 +1,4 @@
-"""Bags as rows of samples: the forms that a TPU takes ids in."""
+"""Bags as rows of samples, the forms in which TPUs take ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from tfrs_embed.ops.bags import BaggedIds
 def as_ragged(
     bags: BaggedIds, samples: int | tf.Tensor
 ) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
-    """Returns bags as ragged tensors, a row for each.
+    """Returns ids, int32 [samples, None], and weights, float32 or None.
 
-    Args:
-        bags: the bags.
-        samples: the number of rows; those beyond the bags are empty.
-
-    Returns:
-        The ids, int32 [samples, None], and their weights, float32, or None.
+    Rows beyond the bags are empty.
     """
     splits = tf.searchsorted(
         bags.bag_of_id(), tf.range(samples + 1, dtype=tf.int32)
@@ -33,15 +28,14 @@ def as_ragged(
 
 
 class Matrix(NamedTuple):
-    """Bags as a matrix, a row for each, as wide as the longest bag can be.
+    """Bags as a matrix with a row for each, as wide as the longest bag.
 
-    Where that is not known, the matrix is as wide as the longest bag of the
-    batch, rounded up to a power of two: a TPU's program is compiled anew for
-    each width.
+    If the longest bag isn't known when tracing, the width is rounded up to a
+    power of two: a TPU's program is compiled anew for each width.
 
     Attributes:
         ids: [samples, width] int32; 0 where there is none.
-        gains: [samples, width] float32, what each row is multiplied by.
+        gains: [samples, width] float32, the factor of each id's row.
         mask: [samples, width] float32, 1 where there is an id, else 0.
     """
 
@@ -51,22 +45,16 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, bags: BaggedIds, samples: int | tf.Tensor) -> Matrix:
-        """Lays bags out.
-
-        Args:
-            bags: the bags.
-            samples: the number of rows; those beyond the bags are empty.
-
-        Returns:
-            The matrix.
-        """
+        """Lays bags out in `samples` rows; those beyond the bags are empty."""
         ids, weights = as_ragged(bags, samples)
         there = ids.with_values(tf.ones_like(ids.values, tf.float32))
         gains = there if weights is None else weights
         fixed = samples if isinstance(samples, int) else None
         shape: Any = [fixed, bags.longest]
         if bags.longest is None:
-            width = _power_of_two(tf.reduce_max(ids.row_lengths()))
+            longest = tf.cast(tf.reduce_max(ids.row_lengths()), tf.int32)
+            powers = tf.constant([2**i for i in range(31)])
+            width = powers[tf.searchsorted(powers, longest[None])[0]]
             shape = tf.stack([ids.nrows(tf.int32), width])
         made = cls(
             *(
@@ -86,10 +74,3 @@ class Matrix(NamedTuple):
         """Combines the ids' rows, [samples, width, dim], over the width."""
         gains = tf.cast(self.gains, rows.dtype)
         return tf.reduce_sum(rows * gains[:, :, None], 1)
-
-
-def _power_of_two(least: tf.Tensor) -> tf.Tensor:
-    """The smallest power of two that is no smaller, scalar int32."""
-    powers = tf.constant([2**i for i in range(31)])
-    place = tf.searchsorted(powers, tf.cast(least, tf.int32)[None])[0]
-    return powers[place]

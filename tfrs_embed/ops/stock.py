@@ -1,4 +1,4 @@
-"""A step's operations as TensorFlow has them: these define the numbers."""
+"""A step's operations in TensorFlow; these define the numbers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Stock:
     """TensorFlow's operations, on any device; kernels replace some of them.
 
     Attributes:
-        compiled: whether kernels do the work. They take bags by their splits
-            and ids of 64 bits as they are, and add up a row's gradients in the
-            order they are given, whatever the number of threads.
-        checks_ids: whether one operation, `require`, checks ids of a graph.
+        compiled: whether these are kernels. They take bags by splits and ids of
+            64 bits, and add a row's gradients in order, with any number of
+            threads.
+        checks_ids: whether one operation, `require`, checks a graph's ids.
     """
 
     compiled = False
@@ -49,20 +49,17 @@ class Stock:
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
 
     def inside(self, row: id_range.Row) -> tf.Tensor:
-        """Which ids are in their tables: bool, for each id or each feature."""
+        """Returns which ids are in their tables, for each id or feature."""
         return row.valid()
 
     def row_gradients(
         self, contributions: GradientContributions
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums a table's gradients row by row, over all its features.
-
-        Args:
-            contributions: the contributions to its rows' gradients.
+        """Sums a table's gradients by row, over all its features.
 
         Returns:
-            The unique ids, [rows], in the order they first occur, and their
-            summed gradients, [rows, dim] float32.
+            The unique ids, [rows], in the order of their first occurrence, and
+            their summed gradients, [rows, dim] float32.
         """
         bags, gradients, _ = contributions
         ids = concat(of_one_dtype([b.ids for b in bags]))
@@ -71,12 +68,8 @@ class Stock:
         return unique, self.sum_gradients_by_row(gradients, bags, index, size)
 
     def update(self, updates: Sequence[TableUpdate]) -> None:
-        """Updates the rows that gradients are for, of tables and their slots.
-
-        Args:
-            updates: the tables, and what updates them.
-        """
-        # A lookup inside XLA has an update for XLA, wherever that is traced.
+        """Updates the rows with gradients, and their slots."""
+        # A lookup inside XLA gets an update for XLA even if traced outside.
         if xla.compiles(b for u in updates for b in u.contributions.bags):
             for each in updates:
                 bags, gradients, _ = each.contributions

@@ -1,4 +1,4 @@
-"""Ids, weights and keys that are not tensors yet: Python's lists, arrays."""
+"""Conversion of Python's lists and arrays to tensors."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ import tensorflow as tf
 def to_tensor(
     value: Any, what: str, dtype: Any = None, ragged: bool | None = None
 ) -> Any:
-    """Turns a value into a tensor, if it isn't one.
+    """Converts a value to a tensor; tensors of any kind stay as they are.
 
     Args:
-        value: a tensor of any kind, which is returned as it is; a number, a
-            string, or lists or an array of them.
-        what: what the value is, for errors.
-        dtype: numpy's dtype of numbers; None: their own.
-        ragged: whether rows become a RaggedTensor; None: if they are numpy's
-            array of arrays, or of several lengths.
-
-    Returns:
-        The tensor.
+        value: a tensor, a number, a string, or lists or an array of them.
+        what: the value's name, for errors.
+        dtype: NumPy's dtype of numbers; None: their own.
+        ragged: whether rows become a RaggedTensor; None: if they are an array
+            of arrays, or of several lengths.
 
     Raises:
-        TypeError: the value holds other things than numbers and strings.
+        TypeError: there are other values than numbers and strings.
     """
-    # tf_keras has symbolic tensors of other names, which have a type_spec.
+    # Some of tf_keras's symbolic tensors have other names, and a type_spec.
     symbolic = type(value).__name__ == "KerasTensor"
     if tf.is_tensor(value) or symbolic or hasattr(value, "type_spec"):
         return value
     try:
         given = [v.dtype for v in tf.nest.flatten(value) if tf.is_tensor(v)]
         if given:
-            # Keras makes a tensor of each of Python's integers, by its size.
+            # Keras makes int32 or int64 tensors of Python's integers.
             if set(given) == {tf.int32, tf.int64}:
                 value = tf.nest.map_structure(
                     lambda v: tf.cast(v, tf.int64), value
@@ -58,7 +54,7 @@ def to_tensor(
 
 def _is_ragged(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        # Strings are objects, too, as pandas has them.
+        # pandas keeps strings as objects.
         return value.dtype == object and not _are_strings(value)
     if not isinstance(value, (list, tuple)):
         return False
@@ -82,7 +78,7 @@ def _rows(value: Any, dtype: Any) -> tf.RaggedTensor:
 def _array(value: Any, dtype: Any) -> np.ndarray:
     array = np.asarray(value, dtype)
     if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
-        # numpy's strings leave out zeros that they end in.
+        # NumPy's strings drop zero bytes at their end.
         array = np.asarray(value, object)
     if array.dtype == object and not _are_strings(array):
         raise ValueError("its values are neither all numbers nor all strings")

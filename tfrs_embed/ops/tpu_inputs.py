@@ -1,4 +1,4 @@
-"""A TPU host's requirements: ids from the input pipeline, of known number."""
+"""Requirements of TPU hosts: ids from the input pipeline, of known number."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from tfrs_embed.compat.strategies import on_tpu
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
 
-# TensorFlow's compiler sees through these.
+# TensorFlow's compiler looks through these operations.
 _TRANSPARENT = ("Identity", "Cast", "Reshape")
 
 
 def require_given(what: str, ids: Any) -> None:
-    """Requires ids, or weights, not to be computed by a TPU's program.
+    """Requires ids or weights to come from outside the TPU's program.
 
-    The host prepares the ids before the program runs, so it can't look up what
-    the program computes: TensorFlow's compiler fails, with errors that don't
-    name the feature. Outside of a TPU's replica all ids are accepted.
-
-    Args:
-        what: whose they are, for errors.
-        ids: a Tensor, a RaggedTensor or a SparseTensor; None: there are none.
+    The host prepares ids before the program runs. Without this check
+    TensorFlow's compiler fails without naming the feature. Outside a TPU's
+    replica all ids are accepted.
 
     Raises:
-        ValueError: they are computed by the program, or of unknown size.
+        ValueError: the program computes them, or their number is unknown.
     """
     for tensor in tf.nest.flatten(ids, expand_composites=True):
         if not tf.is_symbolic_tensor(tensor):
@@ -46,15 +42,7 @@ def require_given(what: str, ids: Any) -> None:
 
 
 def require_known(feature: FeatureSpec, bags: BaggedIds) -> None:
-    """Requires the number of a feature's bags to be known when tracing.
-
-    Args:
-        feature: the feature.
-        bags: its bags.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raises a ValueError unless the number of bags is known when tracing."""
     if bags.static_count is None:
         raise ValueError(_unknown(str(feature)))
 
@@ -63,9 +51,9 @@ def _unknown(what: str) -> str:
     return (
         f"{what}: the number of samples isn't known when strategy.run is "
         "traced, and a TPU's program has fixed shapes. Make batches of one "
-        "size, with tf.data's batch(..., drop_remainder=True), and that of all "
-        "features, ragged and sparse ones too: one of unknown size makes a "
-        "TPUStrategy take all of them for such."
+        "size for all features, ragged and sparse ones too, with tf.data's "
+        "batch(..., drop_remainder=True): one feature of unknown size makes "
+        "the size of all features unknown to a TPUStrategy."
     )
 
 

@@ -1,4 +1,4 @@
-"""Gradients of activations to new rows."""
+"""Updates of tables' rows by gradients of activations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class GradientContributions(NamedTuple):
     """Gradient contributions to a table's rows.
 
     Attributes:
-        bags: bags of ids, of each feature.
+        bags: each feature's bags.
         gradients: their vectors' gradients, [count, dim] float32.
-        single: whether it is known that no bag has more than one id, as among
-            exchanged gradients.
+        single: whether no bag can have more than one id, as exchanged
+            gradients.
     """
 
     bags: Sequence[BaggedIds]
@@ -46,19 +46,19 @@ def add_bags(
 
 
 class TableUpdate(NamedTuple):
-    """A table that is to be updated.
+    """A table's update.
 
     Attributes:
-        variables: the parameters and the rule's slots, by name; empty, where
-            the rows are kept in something else.
+        variables: the parameters and the rule's slots by name; empty if the
+            rows are not in variables.
         rule: the update rule.
-        rate: its learning rate, a scalar float32.
+        rate: the learning rate, a scalar float32.
         contributions: the contributions to its rows' gradients.
-        step: the number of updates made before this one, a scalar int64.
-        rounding: how its new rows are rounded, if they aren't float32.
-        options: what is done to gradients and rows before the rule; norms over
-            many rows are clipped before.
-        decay: the share that each row loses, a scalar float32; None: none.
+        step: the number of earlier updates, a scalar int64.
+        rounding: the rounding of new rows that aren't float32.
+        options: clipping and decay before the rule; norms over many rows are
+            clipped earlier.
+        decay: each row's loss, a share as scalar float32; None: none.
     """
 
     variables: dict[str, tf.Variable]
@@ -78,14 +78,11 @@ class TableUpdate(NamedTuple):
     def new_rows(
         self, gradients: tf.Tensor, old: dict[str, tf.Tensor]
     ) -> Slots:
-        """Rows and slots after the update.
+        """Returns the new rows and slots by name.
 
         Args:
             gradients: the rows' gradients, [rows, dim] float32.
             old: the rows, as "parameters", and their slots, float32.
-
-        Returns:
-            The new ones by the same names.
         """
         slots = {k: v for k, v in old.items() if k != PARAMETERS}
         rows = old[PARAMETERS]
@@ -107,8 +104,8 @@ def alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
             id(table_update.rate),
             table_update.options,
         )
-        # Exchanged gradients are those of a group of tables already, and rows
-        # can only be numbered if it is known how many there are.
+        # Exchanged gradients are of a group of tables already, and numbering
+        # rows needs their number.
         alone = table_update.contributions.single or rows is None
         groups.setdefault((number,) if alone else key, []).append(table_update)
     return list(groups.values())
@@ -119,13 +116,9 @@ def update_together(
 ) -> None:
     """Updates tables of one width and optimizer.
 
-    Their rows are numbered one table after the other, so that many small tables
-    cost little more than one: TensorFlow's operations cost some microseconds
-    each, whatever they do.
-
-    Args:
-        updates: the tables, and what updates them.
-        sum_by_row: sums gradients, as `Stock.sum_gradients_by_row`.
+    Rows are numbered table after table, so that many small tables cost little
+    more than one: each operation takes some microseconds. `sum_by_row` is
+    `Stock.sum_gradients_by_row`.
     """
     sizes = [u.parameters.shape[0] for u in updates]
     starts = np.cumsum([0, *sizes])
@@ -142,7 +135,7 @@ def update_together(
         index,
         tf.size(unique),
     )
-    # In the order that they first occur in, and so table after table.
+    # Unique rows are in the order of their occurrence, so table after table.
     ends = tf.constant(starts[1:], dtype)
     table = tf.searchsorted(ends, unique, side="right")
     count = len(updates)
@@ -174,13 +167,13 @@ def update_unique(
     gradients: tf.Tensor,
     made: tf.Tensor | None = None,
 ) -> None:
-    """Updates rows of a table and its slots.
+    """Updates rows of a table and its slots, by gradients that are summed.
 
     Args:
         table_update: the table; its contributions are not read.
         ids: [n], unique, or equal ones with equal gradients.
         gradients: the rows' gradients, [n, dim] float32.
-        made: scalar bool; if not, the rows stay what they are. None: true.
+        made: scalar bool; false leaves the rows. None: true.
     """
     variables = table_update.variables
     old = {k: rounding.widen(tf.gather(v, ids)) for k, v in variables.items()}
@@ -211,14 +204,13 @@ def scatter_update(
     """Writes rows in place.
 
     ResourceScatterUpdate with unique ids was the fastest of TensorFlow's
-    scatter ops on a CPU, and it does not read or copy the variable.
+    scatters on a CPU; it neither reads nor copies the variable.
 
     Args:
-        variable: [vocabulary_size, dim] or [vocabulary_size]: a variable, or
-            what a store has in its place.
+        variable: [vocabulary_size, dim] or [vocabulary_size], or a store's
+            substitute for a variable, with a method `scatter_update`.
         ids: [rows], unique, or equal ones with equal rows.
-        rows: [rows, dim] or [rows]; or a scalar, where the variable has a
-            handle.
+        rows: [rows, dim] or [rows]; or a scalar, for a variable with a handle.
     """
     if not hasattr(variable, "handle"):
         variable.scatter_update(tf.IndexedSlices(rows, ids))

@@ -1,4 +1,4 @@
-"""Ids that are in their tables, or an error before any table is touched."""
+"""Requires ids to be in their tables before any table is touched."""
 
 from __future__ import annotations
 
@@ -25,14 +25,10 @@ def validate(
     training: bool,
     layouts: Layouts,
 ) -> None:
-    """Lays ids out as [n], which exist only if all conditions hold.
+    """Flattens ids to [n] and guards all parsed tensors by all conditions.
 
-    Args:
-        parsed: a call's ids.
-        invalid_ids: "error", or "zero": ids outside of tables are absent.
-        checks: takes the conditions on ids, and has those of parsing.
-        training: whether this is part of a training step.
-        layouts: those of the call.
+    `checks` has the conditions of parsing. Ids outside of tables are an error
+    or, with invalid_ids="zero", absent.
     """
     require = invalid_ids == "error"
     if in_xla():
@@ -68,8 +64,8 @@ def validate(
         found = operations.require([each.feature for each in numbers], ids)
         for each, valid_ids in zip(numbers, found, strict=True):
             each.ids = valid_ids
-        # No key counts in a step that a bad id of another table fails, and no
-        # row of a hashed id is read.
+        # A bad id of one table fails the step before keys of another table are
+        # counted or hashed rows are read.
         with tf.control_dependencies(found):
             for each in parsed:
                 if not each.is_number:
@@ -79,13 +75,7 @@ def validate(
 def require_valid(
     parsed: Sequence[ParsedIds], checks: Checks, training: bool
 ) -> None:
-    """Adds the conditions that all ids are in their features' tables.
-
-    Args:
-        parsed: the ids, [n] each, which are numbers of rows.
-        checks: takes the conditions.
-        training: whether this is part of a training step.
-    """
+    """Requires ids, [n] row numbers of each feature, to be in their tables."""
 
     def conditions(parsed: Sequence[ParsedIds]) -> list[Condition]:
         row = Row([p.feature for p in parsed], [p.ids for p in parsed])
@@ -104,7 +94,7 @@ def _mark(
     require: bool,
     constants: Constants,
 ) -> None:
-    """Marks ids as valid or not, inside XLA, where nothing can raise."""
+    """Sets the ids' validity inside XLA, where no operation can raise."""
     inside = []
     for each in parsed:
         each.flatten(constants)
@@ -124,7 +114,7 @@ def _mark(
 def _guard(
     parsed: Sequence[ParsedIds], checks: Checks, others: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Guards the parsed ids' tensors by all conditions, and returns others."""
+    """Guards the parsed tensors and `others`; returns the guarded others."""
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
         (each, name)

@@ -1,11 +1,10 @@
-"""Table optimizers: update rules, their learning rates, what is taken for one.
+"""Table optimizers: update rules, learning rates, and their conversion.
 
 `declared` has the optimizers that this package adds to TensorFlow's and
-Keras's, which users make. A module per idea: `rules` has the formulas, and a
-new rule is a class there; `options` clips gradients and decays rows before a
-rule; `learning_rate` has what may change between steps, `conversion` what users
-give for an optimizer. `following` has tables follow a model's optimizer, and
-`unreached` says what of it doesn't reach them.
+Keras's, `rules` the formulas: a new rule is a class there. `options` clips
+gradients and decays rows before a rule, `learning_rate` changes between steps,
+`conversion` takes users' optimizers. `following` copies a model's rate to
+tables, and `unreached` warns of the model's settings that tables lack.
 
 Example:
     >>> table = tfrs_embed.TableConfig(

@@ -1,9 +1,7 @@
 """Conversion of users' optimizers into table optimizers, and back.
 
-The classes that are taken follow from the rules: each says which classes of
-TensorFlow's and Keras's it is, and its fields are their settings. A setting
-that no rule can honour exactly is an error: nothing that was asked for is left
-out.
+Each rule names its classes in TensorFlow and Keras, whose settings are the
+rule's fields. Settings that no rule has exactly raise an error.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ DECLARED: tuple[Any, ...] = tuple(r.declared for r in RULES if r.declared)
 _OF_CLASS: dict[Any, type[UpdateRule]] = {
     kind: rule for rule in RULES if (kind := rule.tpu or rule.declared)
 }
-# Those that are Keras's: of one class that with fewer settings first.
+# The rules of Keras's classes, those with fewer settings first.
 _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
     kind: [rule for rule in RULES if rule.keras == kind]
     for kind in dict.fromkeys(rule.keras for rule in RULES)
@@ -53,31 +51,39 @@ _OF_KERAS["AdamW"] = [Adam]
 def convert(
     optimizer: Any, where: str, keras: Any = None
 ) -> TableOptimizer | None:
-    """Turns whatever a user may give into a table optimizer; makes no variable.
+    """Converts a user's optimizer into a table optimizer, without variables.
 
     Args:
-        optimizer: None; an `OptimizerName`, which stands for an optimizer of
-            `tf.tpu.experimental.embedding` or `tfrs_embed.optimizers` with its
-            defaults; such an object; a Keras optimizer that is a rule's, of
-            tf_keras or of Keras 3, possibly wrapped in a LossScaleOptimizer; a
-            `tfrs_embed.optimizers.Regularized`; or a dict as `serialize`, or
-            `keras.optimizers.serialize`, makes it.
-        where: what the optimizer is for, in error messages: "Table 'user'".
-        keras: the Keras of the layer that has the table; None: not known.
+        optimizer: None; an `OptimizerName`: an optimizer of
+            `tf.tpu.experimental.embedding` or `tfrs_embed.optimizers` with
+            defaults; such an object; an optimizer of tf_keras or Keras 3 that
+            is a rule's, also in a LossScaleOptimizer; a
+            `tfrs_embed.optimizers.Regularized`; or a dict from `serialize` or
+            `keras.optimizers.serialize`.
+        where: begins error messages: "Table 'user'".
+        keras: the Keras of the table's layer; None: unknown.
 
     Returns:
         The table optimizer, or None for None.
 
     Raises:
-        ValueError: a setting that the update rules can't honour exactly, an
-            unknown name, or a rate that is negative or not finite.
+        ValueError: a setting that no update rule has exactly, an unknown name,
+            or a rate that is negative or not finite.
         TypeError: another kind of object.
     """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
     if isinstance(optimizer, Mapping):
-        made = _from_mapping(optimizer, where, keras or kerases.default())
-        return convert(made, where, keras)
+        own = keras or kerases.default()
+        if not {"kind", "class_name"} & {*optimizer} or (
+            "config" not in optimizer
+        ):
+            raise ValueError(
+                f"{where}: a dict for an optimizer must be what "
+                f"{own.__name__}.optimizers.serialize returns, with the keys "
+                f"'class_name' and 'config', got the keys {list(optimizer)}."
+            )
+        return convert(deserialize(optimizer, own), where, keras)
     source = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, where)
@@ -105,29 +111,19 @@ def convert(
             return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
     given = type(optimizer)
-    message = (
+    raise TypeError(
         f"{where}: {given.__module__}.{given.__name__} can't train a table; "
         f"use {_one_of([*_OF_KERAS])} of {wanted}.optimizers, "
         f"{TPU_OPTIMIZERS}, or {_one_of([kind.__name__ for kind in DECLARED])} "
         "of tfrs_embed.optimizers."
     )
-    if own is not None and own.__name__ != wanted:
-        message += (
-            f" This one is {_KERAS_NAMES[own.__name__]}'s; the table is of a "
-            f"{_KERAS_NAMES[wanted]} layer."
-        )
-    raise TypeError(message)
-
-
-_KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
     known = get_args(OptimizerName)
     if name.lower() not in known:
         raise ValueError(
-            f"{where}: unknown optimizer {name!r}; known names are "
-            f"{sorted(known)}."
+            f"{where}: unknown optimizer {name!r}; known are {sorted(known)}."
         )
     kinds = {kind.__name__.lower(): kind for kind in _OF_CLASS}
     return kinds[name.lower().replace("_", "")]()
@@ -143,8 +139,7 @@ TPU_OPTIMIZERS = (
     f"{_one_of([rule.tpu.__name__ for rule in RULES if rule.tpu])} of "
     "tf.tpu.experimental.embedding"
 )
-# The arguments of TF's optimizers that no update rule here has, and the values
-# that ask for nothing.
+# Arguments of TF's optimizers that no update rule has, with neutral values.
 _TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "clip_weight_min": (None,),
     "clip_weight_max": (None,),
@@ -176,7 +171,7 @@ def _from_class(optimizer: Any, where: str, source: Any) -> TableOptimizer:
 
 
 def _clipvalue(optimizer: Any) -> Any:
-    """The limits of gradients of one of TF's optimizers; None: without."""
+    """Returns the gradient limits of one of TF's optimizers, or None."""
     names = ("clip_gradient_min", "clip_gradient_max")
     low, high = (getattr(optimizer, name, None) for name in names)
     return None if low is None and high is None else (low, high)
@@ -187,17 +182,13 @@ def require_tpu(
 ) -> None:
     """Raises a ValueError unless TPUs have an optimizer's rule and options.
 
-    Args:
-        optimizer: the optimizer.
-        where: what it is for, in error messages: "Table 'user'".
-        options: the names of the `UpdateOptions` that these TPUs have.
+    `options` are the names of the `UpdateOptions` that these TPUs have.
     """
     _tpu_class(optimizer.rule, where)
     for name, value in optimizer.options.given().items():
         if name not in options:
             raise ValueError(
-                f"{where}: {name}={value!r} can't be honoured on these TPUs; "
-                "leave it out."
+                f"{where}: these TPUs have no {name}={value!r}; leave it out."
             )
 
 
@@ -209,8 +200,9 @@ def to_tpu(
     Args:
         rule: the rule.
         rate: its learning rate: a number, or a callable.
-        where: what the optimizer is for, in error messages: "Table 'user'".
-        clipvalue: the limits of each number of a row's gradient; None: any.
+        where: begins error messages: "Table 'user'".
+        clipvalue: the limits of each number of a row's gradient; None: no
+            limits.
 
     Raises:
         ValueError: TPUs don't have the rule.
@@ -218,8 +210,7 @@ def to_tpu(
     optimizer = _tpu_class(rule, where)(
         rate, **dataclasses.asdict(rule), clipvalue=clipvalue
     )
-    # TensorFlow's default is False, which recent versions of protobuf refuse
-    # where an enumeration's number belongs.
+    # TensorFlow's default is False, which newer protobufs refuse for an enum.
     if getattr(optimizer, "low_dimensional_packing_status", None) is False:
         optimizer.low_dimensional_packing_status = 0
     return optimizer
@@ -235,12 +226,12 @@ def _tpu_class(rule: UpdateRule, where: str) -> Any:
 
 
 def _make(rule: type[UpdateRule], settings: Mapping[str, Any]) -> UpdateRule:
-    """Makes a rule, with settings of the types that its defaults have."""
+    """Makes a rule; settings get the types of its defaults."""
     defaults = dataclasses.asdict(rule())
     return rule(**{k: type(defaults[k])(v) for k, v in settings.items()})
 
 
-# The arguments of Keras's optimizers that not every rule of theirs has.
+# Arguments of Keras's optimizers that not every rule has.
 _KERAS_FOREIGN = (
     "momentum",
     "nesterov",
@@ -251,9 +242,9 @@ _KERAS_FOREIGN = (
     "use_ema",
     "gradient_accumulation_steps",
 )
-# Those that every table's optimizer can have.
+# Arguments that every table's optimizer can have.
 _KERAS_OPTIONS = ("clipvalue", "clipnorm", "global_clipnorm", "weight_decay")
-# What leaves variables out of the weight decay, in either Keras.
+# Attributes that exclude variables from weight decay, in either Keras.
 _KERAS_EXCLUDED = (
     "_exclude_from_weight_decay",
     "_exclude_from_weight_decay_names",
@@ -262,7 +253,7 @@ _KERAS_EXCLUDED = (
 
 
 def _is_legacy(optimizer: Any) -> bool:
-    """Whether a Keras's optimizer is of tf_keras's old kind."""
+    """Whether a Keras optimizer is one of tf_keras's legacy optimizers."""
     legacy = getattr(kerases.of(optimizer).optimizers, "legacy", None)
     return isinstance(optimizer, getattr(legacy, "Optimizer", ()))
 
@@ -274,7 +265,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     asked = {}
     for name in (*_KERAS_FOREIGN, *_KERAS_OPTIONS):
         value = config.get(name, getattr(optimizer, name, None))
-        # A method may happen to have that name.
+        # A method may have the same name.
         if value is not None and not callable(value) and np.any(value):
             asked[name] = value
     given = {name: asked.pop(name) for name in _KERAS_OPTIONS if name in asked}
@@ -303,12 +294,8 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
 def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
     """Returns a Keras optimizer's own rate: assigning it there takes effect.
 
-    Args:
-        optimizer: the optimizer, not a LossScaleOptimizer.
-        where: what it is, in error messages.
-
-    Raises:
-        ValueError: the rate is negative or not finite.
+    `optimizer` is not a LossScaleOptimizer. A negative or infinite rate is a
+    ValueError.
     """
     legacy = _is_legacy(optimizer)
 
@@ -335,19 +322,14 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
 
 
 def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
-    """Returns what `get_config` stores for an optimizer a user gave.
+    """Returns an optimizer of `convert` as JSON-able, for `get_config`.
 
     Args:
-        optimizer: None, a name, or an object that `convert` accepts.
-        trained_by: what became of it; its learning rate is stored if another
-            has been assigned to it.
-
-    Returns:
-        A JSON-able value that `deserialize` turns into an equal object.
+        optimizer: the user's optimizer.
+        trained_by: its table optimizer, whose assigned learning rate is stored.
 
     Raises:
-        ValueError: the learning rate is a callable or a variable, which can't
-            be stored.
+        ValueError: the learning rate is a callable or a variable.
     """
     if optimizer is None:
         return None
@@ -403,7 +385,7 @@ def _assigned_rate(
 def deserialize(config: Any, keras: Any) -> Any:
     """Returns the optimizer that `serialize`, or a Keras's, stored.
 
-    `keras` is the Keras whose optimizer or schedule it makes.
+    `keras` makes its Keras optimizer or schedule.
     """
     if not isinstance(config, Mapping):
         return config
@@ -433,19 +415,8 @@ _ARGUMENTS = (
 )
 
 
-def _from_mapping(config: Mapping[str, Any], where: str, keras: Any) -> Any:
-    """The optimizer that a dict of a user's says."""
-    if not {"kind", "class_name"} & set(config) or "config" not in config:
-        raise ValueError(
-            f"{where}: a dict for an optimizer must be what "
-            f"{keras.__name__}.optimizers.serialize returns, with the keys "
-            f"'class_name' and 'config', got the keys {list(config)}."
-        )
-    return deserialize(config, keras)
-
-
 def _refuse(where: str, setting: str, value: Any) -> None:
     raise ValueError(
-        f"{where}: {setting}={value!r} can't be honoured by a table's update "
-        "rule; leave it at its default."
+        f"{where}: a table's update rule has no {setting}={value!r}; leave it "
+        "at its default."
     )

@@ -1,13 +1,14 @@
-"""Optimizers of tables that neither TensorFlow nor Keras has a class for."""
+"""Optimizers of tables without a class in TensorFlow or Keras."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.arguments import number
+from tfrs_embed.compat.arguments import convert_fields, number
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
     restored,
@@ -26,8 +27,8 @@ OptimizerName = Literal[
 class Regularized:
     """An optimizer of tables with clipped gradients, or rows that decay.
 
-    The optimizer's update of a row w begins with these, by the row's gradient
-    g, summed over the global batch. Each of the first four excludes the others:
+    An update of a row w with gradient g, summed over the global batch, begins
+    with these steps. At most one of the first four is given:
 
         clipvalue:       g = clip(g, -clipvalue, clipvalue)
         row_clipnorm:    g *= c / max(c, norm(g))
@@ -36,13 +37,13 @@ class Regularized:
                          share the optimizer in this layer))
         weight_decay:    w -= learning_rate * weight_decay * w
 
-    Norms are L2 norms, of the rows that the step looked up: the others have no
-    gradient. Only these rows decay, too. Adam's bias correction is no part of
-    the learning rate there. `clipvalue`, `clipnorm`, `global_clipnorm` and
-    `weight_decay` have the formulas of Keras's optimizers, and those that a
-    Keras optimizer has itself need no `Regularized`.
+    Norms are L2 norms over the rows that the step looked up, and only these
+    rows decay. Decay uses the learning rate without Adam's bias correction.
+    `clipvalue`, `clipnorm`, `global_clipnorm` and `weight_decay` have the
+    formulas of Keras's optimizers; a Keras optimizer with such settings needs
+    no `Regularized`.
 
-    It is given wherever a table's optimizer is. TPUs don't have it.
+    It is accepted wherever a table's optimizer is. TPUs don't have it.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -58,15 +59,15 @@ class Regularized:
         1.0
 
     Attributes:
-        optimizer: a table's optimizer, or its name; no dict.
+        optimizer: a table's optimizer, or its name, not a dict.
         clipvalue: the largest magnitude of each number of a row's gradient, or
-            a pair of limits, (low, high), of which one may be None.
+            limits (low, high), one of which may be None.
         row_clipnorm: the largest norm of a row's gradient.
         clipnorm: the largest norm of a table's gradient.
-        global_clipnorm: the largest norm of the gradient of all tables that
+        global_clipnorm: the largest norm of the gradients of all tables that
             share the optimizer.
         weight_decay: the share of a row, times the learning rate, that each of
-            its updates takes away.
+            its updates removes.
 
     Raises:
         ValueError: a value is out of its range, several clips are given, or no
@@ -85,15 +86,12 @@ class Regularized:
     def __post_init__(self) -> None:
         name = type(self).__name__
         if self.optimizer is None or isinstance(self.optimizer, Mapping):
+            given = self.optimizer
             raise TypeError(
-                f"{name}: the optimizer must be an optimizer or its name, got "
-                f"{self.optimizer!r}."
+                f"{name} needs an optimizer or its name, got {given!r}."
             )
         if self.options == NO_OPTIONS:
-            raise ValueError(
-                f"{name}: give one of {[*vars(NO_OPTIONS)]}, or the optimizer "
-                "alone."
-            )
+            raise ValueError(f"{name} needs one of {[*vars(NO_OPTIONS)]}.")
 
     @property
     def options(self) -> UpdateOptions:
@@ -103,7 +101,7 @@ class Regularized:
 
     @property
     def learning_rate(self) -> Any:
-        """The optimizer's learning rate; None: that of a name."""
+        """The optimizer's learning rate; None for a name."""
         return getattr(self.optimizer, "learning_rate", None)
 
 
@@ -111,24 +109,22 @@ class Regularized:
 class RowWiseAdagrad:
     """Adagrad with one accumulator for each row of a table.
 
-    A table's slot is `accumulators`, [vocabulary_size] float32: of a table of
-    width dim, 1 / dim of what Adagrad's takes. For a row w, its gradient g,
-    summed over the global batch, and its accumulator a:
+    A table's slot is `accumulators`, [vocabulary_size] float32, 1 / dim of
+    Adagrad's. For a row w, its gradient g, summed over the global batch, and
+    its accumulator a:
 
         a += mean(g ** 2)  # Over the row's columns.
         w -= learning_rate * g / (sqrt(a) + epsilon)
 
-    That is FBGEMM's `EXACT_ROWWISE_ADAGRAD` (torchrec's `RowWiseAdagrad`)
-    without weight decay, which `Regularized` adds, and the defaults are
-    FBGEMM's. It is lazy: a row that
-    was not looked up keeps its values and its accumulator.
+    This is FBGEMM's `EXACT_ROWWISE_ADAGRAD` (torchrec's `RowWiseAdagrad`), with
+    its defaults, without weight decay, which `Regularized` adds. Rows without a
+    gradient keep their values and accumulators.
 
-    It is given wherever a table's optimizer is, to a layer or to a table.
-    `learning_rate` may be what those of `tf.tpu.experimental.embedding` take
-    for one, and the rate is assigned at `layer.table_optimizers`. A table that
-    is cut into columns can't have it, nor one on a TPU; small tables of
-    `PartialTPUEmbedding`, which are Keras's, are trained by the model's
-    optimizer.
+    It is accepted wherever a table's optimizer is. `learning_rate` may be of
+    any kind that `tf.tpu.experimental.embedding` takes, and is assigned at
+    `layer.table_optimizers`. Tables cut into columns and tables on TPUs can't
+    have it. The model's optimizer trains small tables of `PartialTPUEmbedding`,
+    which are Keras's.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -143,12 +139,12 @@ class RowWiseAdagrad:
     Attributes:
         learning_rate: a number; a `tf.Variable`, or Keras 3's; a Keras
             `LearningRateSchedule`; or a callable without arguments.
-        initial_accumulator_value: what accumulators begin with, at least 0.
-        epsilon: what is added to an accumulator's root, at least 0.
+        initial_accumulator_value: the accumulators' first value, at least 0.
+        epsilon: the term added to an accumulator's root, at least 0.
 
     Raises:
-        ValueError: a value is negative or not finite, or the accumulators begin
-            with 0 and epsilon is 0: a gradient of zeros would give 0 / 0.
+        ValueError: a value is negative or not finite, or both settings are 0: a
+            gradient of zeros would give 0 / 0.
         TypeError: a value is of the wrong kind.
     """
 
@@ -157,25 +153,20 @@ class RowWiseAdagrad:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        """Checks the fields, and makes the settings Python's."""
         name = type(self).__name__
         LearningRate.of(self.learning_rate, name)
-        for setting in ("initial_accumulator_value", "epsilon"):
-            given = getattr(self, setting)
-            value = number(given, f"{name}: {setting}", positive=False)
-            object.__setattr__(self, setting, value)
+        check = functools.partial(number, positive=False)
+        convert_fields(
+            self, name, initial_accumulator_value=check, epsilon=check
+        )
         if self.initial_accumulator_value == self.epsilon == 0:
             raise ValueError(
-                f"{name}: initial_accumulator_value and epsilon are both 0, "
-                "and a gradient of zeros would give 0 / 0: one of them must be "
-                "more."
+                f"{name}: initial_accumulator_value or epsilon must be above "
+                "0, as a gradient of zeros would give 0 / 0."
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments to make an equal one, JSON-able.
-
-        Returns:
-            The arguments by name; a schedule as its Keras stores it.
+        """Returns the arguments of an equal optimizer, JSON-able.
 
         Raises:
             ValueError: the learning rate is a callable or a variable.
@@ -185,13 +176,6 @@ class RowWiseAdagrad:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Makes one of what `get_config` returned.
-
-        Args:
-            config: the arguments by name.
-
-        Returns:
-            The optimizer.
-        """
+        """Makes an optimizer from the result of `get_config`."""
         rate = restored(config["learning_rate"], kerases.default())
         return cls(**{**config, "learning_rate": rate})

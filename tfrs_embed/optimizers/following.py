@@ -1,4 +1,4 @@
-"""A callback by which the rate of a model's optimizer drives tables."""
+"""A callback that copies the learning rate of a model's optimizer to tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 class FollowLearningRate(kerases.Hooks):
     """Sets tables' learning rates to that of the model's optimizer.
 
-    It is a callback of tf_keras and of Keras 3. Before each batch it gives the
-    tables of all layers the rate that `model.optimizer` has then, times
-    `factor`: what `ReduceLROnPlateau`, `LearningRateScheduler` or an assignment
-    set it to, or what its schedule gives for the step. Put it behind callbacks
-    that set the rate before each batch.
+    This callback, for tf_keras and Keras 3, sets the rate of all layers' tables
+    before each batch to the current rate of `model.optimizer` times `factor`:
+    set by `ReduceLROnPlateau`, `LearningRateScheduler` or an assignment, or
+    computed by a schedule. Put it behind callbacks that set the rate before
+    each batch.
 
-    With `steps_per_execution` Keras calls it once for so many steps, in which
-    the tables' rates stay the same. Where a schedule is to change them in each
-    of these, give the schedule to the tables' optimizer as well.
+    With `steps_per_execution` Keras calls it once for as many steps, during
+    which the tables' rates stay. If a schedule shall change them in each step,
+    give it to the tables' optimizer as well.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -47,7 +47,7 @@ class FollowLearningRate(kerases.Hooks):
 
     Raises:
         ValueError: the factor is not above 0, or not finite.
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -59,32 +59,23 @@ class FollowLearningRate(kerases.Hooks):
         self._given: float | None = None
 
     def set_model(self, model: Any) -> None:
-        """Takes the model that is trained.
-
-        Args:
-            model: the model, of either Keras.
-        """
+        """Takes the model, of either Keras."""
         self._model = model
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds the tables.
-
-        Args:
-            logs: not read.
+        """Finds the model's tables.
 
         Raises:
-            ValueError: the model has no table with an optimizer, or one whose
-                rate can't be set.
+            ValueError: no table has an optimizer, or a rate can't be set.
         """
         self._given = None
         optimizer = self._model.optimizer
-        # One that scales the loss leaves rates and steps to the one inside.
+        # A LossScaleOptimizer's rate and steps are the inner optimizer's.
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._rate = rate_of_keras(self._optimizer, "The optimizer")
         trained = {
             optimizer: f"Layer '{layer.name}', table '{table}'"
             for layer in self._model._flatten_layers()
-            # Of a layer around an engine.
             for table, optimizer in getattr(
                 getattr(layer, "engine", None), "optimizers", {}
             ).items()
@@ -113,12 +104,7 @@ class FollowLearningRate(kerases.Hooks):
                 )
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the tables' rates.
-
-        Args:
-            batch: not read.
-            logs: not read.
-        """
+        """Sets the tables' rates."""
         assert self._rate is not None
         step = kerases.variable(self._optimizer.iterations)
         rate = self._factor * float(self._rate.at(tf.cast(step, tf.int64)))

@@ -21,12 +21,11 @@ class LearningRate:
     """A learning rate, read anew at each step.
 
     Args:
-        given: returns what the rate is read from: a variable, a schedule or a
-            callable. Its first call may make the variable. Also the attribute
-            `given`.
-        owned: whether nothing else reads or assigns what it is read from.
-        factors: what it is multiplied by, functions of the number of updates
-            made so far, each with a formula that says what it is.
+        given: returns the rate's source: a variable, a schedule or a callable.
+            Its first call may make the variable.
+        owned: whether nothing else reads or assigns the source.
+        factors: factors, functions of the number of earlier updates, each with
+            its formula.
     """
 
     def __init__(
@@ -41,20 +40,18 @@ class LearningRate:
 
     @classmethod
     def of(cls, value: Any, where: str) -> LearningRate:
-        """Makes a learning rate of whatever a user may give for one.
-
-        No variable is made until the rate is read or assigned.
+        """Makes a learning rate; variables are made when it is first used.
 
         Args:
             value: a number, which becomes an assignable variable; a
-                `tf.Variable`, or Keras 3's; a Keras `LearningRateSchedule`,
-                which gets the number of updates made so far; or a callable
-                without arguments that returns a number or a scalar tensor.
+                `tf.Variable`, or Keras 3's; a Keras `LearningRateSchedule` of
+                the number of earlier updates; or a callable without arguments
+                that returns a number or a scalar tensor.
             where: the optimizer, for error messages.
 
         Raises:
             ValueError: a number that is negative or not finite.
-            TypeError: none of the above.
+            TypeError: another kind of value.
         """
         value = kerases.variable(value)
         if isinstance(value, tf.Variable) or callable(value):
@@ -71,7 +68,7 @@ class LearningRate:
         return cls(functools.cache(lambda: _variable(rate)), owned=True)
 
     def times(self, factor: Factor, formula: str) -> LearningRate:
-        """Returns this rate times `factor(step)`; assigning it sets this."""
+        """Returns this rate times `factor(step)`; both have one source."""
         factors = (*self._factors, (factor, formula))
         return LearningRate(self.given, self.owned, factors)
 
@@ -82,22 +79,19 @@ class LearningRate:
 
     @property
     def variable(self) -> tf.Variable | None:
-        """The variable that holds the rate, or None if it is computed.
-
-        A SavedModel must contain it: the functions it holds read it.
-        """
+        """The variable with the rate, for SavedModels; None if computed."""
         variable = self.given()
         return variable if isinstance(variable, tf.Variable) else None
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the rate after `step` updates, a scalar float32 tensor."""
+        """Returns the rate after `step` updates, a scalar float32."""
         rate = self.base(step)
         for factor, _ in self._factors:
             rate = rate * factor(step)
         return rate
 
     def base(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the rate before any factor: what was given or assigned."""
+        """Returns the given or assigned rate, before any factor."""
         value = self.given()
         value = value(step) if is_schedule(value) else call(value)
         return tf.cast(tf.convert_to_tensor(value), tf.float32)
@@ -106,44 +100,38 @@ class LearningRate:
         """Sets the rate from the next step on.
 
         Raises:
-            AttributeError: the rate is computed by a schedule or a callable.
+            AttributeError: a schedule or a callable computes the rate.
             ValueError: the rate is negative or not finite.
         """
         if self.variable is None:
             raise AttributeError(
-                "This learning rate is computed by a schedule or a callable "
-                "and can't be assigned."
+                "A schedule or a callable computes this learning rate."
             )
         check_rate(float(value), "Assignment")
         self.variable.assign(value)
 
 
 def is_schedule(value: Any) -> bool:
-    """Tells a Keras learning rate schedule, of tf_keras or of Keras 3."""
+    """Whether a value is a learning rate schedule of either Keras."""
     return any(
         c.__name__ == "LearningRateSchedule" for c in type(value).__mro__
     )
 
 
 def stored(rate: Any, name: str) -> Any:
-    """Returns what `LearningRate.of` takes, JSON-able.
-
-    Raises:
-        ValueError: it is a callable or a variable.
-    """
+    """Returns a rate as JSON-able; a ValueError for variables, callables."""
     if is_schedule(rate):
         return kerases.of(rate).optimizers.schedules.serialize(rate)
     if callable(rate) or isinstance(kerases.variable(rate), tf.Variable):
         raise ValueError(
-            f"{name}'s learning_rate is a {type(rate).__name__}, which can't "
-            "be stored in a config; use a number or a Keras "
-            "LearningRateSchedule."
+            f"A config can't store {name}'s learning_rate of the type "
+            f"{type(rate).__name__}; use a number or a LearningRateSchedule."
         )
     return rate if isinstance(rate, (int, float)) else float(rate)
 
 
 def restored(rate: Any, keras: Any) -> Any:
-    """Returns the rate that `stored` was given; `keras` makes schedules."""
+    """Returns the rate given to `stored`; `keras` makes schedules."""
     if isinstance(rate, Mapping):
         # Keras writes into what it reads.
         return keras.optimizers.schedules.deserialize(copy.deepcopy(rate))
@@ -158,19 +146,19 @@ def _variable(rate: float) -> tf.Variable:
 
 
 def check_rate(rate: Any, where: str) -> float:
-    """Returns a rate as Python's number, which is finite and at least 0."""
+    """Returns a rate as a float, finite and at least 0."""
     return number(rate, f"{where}: learning_rate", positive=False)
 
 
 def call(value: Any) -> Any:
-    """Returns a number, a variable or a tensor, or what a callable returns."""
+    """Returns a number, variable or tensor, or the result of a callable."""
     if tf.is_tensor(value) or not callable(value):
         return value
     result = value()
     if tf.is_tensor(result) or tf.executing_eagerly():
         return result
-    # A plain number would become a constant of the traced function: call the
-    # callable again at each step instead.
+    # A number would become a constant of the traced function; this calls the
+    # callable at each step.
     return tf.numpy_function(
         lambda: np.float32(value()), [], tf.float32, stateful=True
     )

@@ -1,8 +1,7 @@
 """Clipping of gradients and decay of rows, beside any update rule.
 
-They come in a fixed order: a row's gradient is summed over the global batch,
-then clipped; then the row decays; then the rule updates it by the clipped
-gradient.
+The order is fixed: a row's gradient is summed over the global batch and
+clipped; the row decays; the rule updates it by the clipped gradient.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ Limits = tuple[float | None, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class UpdateOptions:
-    """What is done to gradients and rows before an update rule.
+    """Clipping and decay before an update rule; `Regularized` has the formulas.
 
-    `Regularized` has the formulas. A `clipvalue` is a pair of limits here, of
-    which one may be None.
+    `clipvalue` is a pair of limits here, one of which may be None.
     """
 
     clipvalue: Limits | None = None
@@ -37,24 +35,17 @@ class UpdateOptions:
 
     @classmethod
     def of(cls, where: str, **given: Any) -> UpdateOptions:
-        """Checks options.
-
-        Args:
-            where: what they are for, in error messages.
-            **given: the options by name, as `Regularized` takes them; None:
-                not given.
+        """Checks options by name, as `Regularized` takes them; None: not given.
 
         Raises:
             ValueError: a value is out of its range, or there are several clips.
-            TypeError: a value is no number.
+            TypeError: a value is not a number.
         """
         asked = {k: v for k, v in given.items() if v is not None}
         clips = [name for name in CLIPS if name in asked]
         if len(clips) > 1:
             values = " and ".join(f"{name}={asked[name]!r}" for name in clips)
-            raise ValueError(
-                f"{where}: {values} can't be combined; give one of them."
-            )
+            raise ValueError(f"{where}: {values}; give only one of them.")
         made: dict[str, Any] = {
             name: _limits(value, where)
             if name == "clipvalue"
@@ -64,18 +55,18 @@ class UpdateOptions:
         return cls(**made)
 
     def joined(self, other: UpdateOptions, where: str) -> UpdateOptions:
-        """These options and others; a ValueError if both have an option."""
+        """Joins two sets of options; a ValueError if both have an option."""
         mine, its = self.given(), other.given()
         twice = [name for name in mine if name in its]
         if twice:
             raise ValueError(
-                f"{where}: {twice[0]} is given twice, as {mine[twice[0]]!r} "
-                f"and as {its[twice[0]]!r}; give it once."
+                f"{where}: {twice[0]} is given twice, {mine[twice[0]]!r} and "
+                f"{its[twice[0]]!r}."
             )
         return self.of(where, **mine, **its)
 
     def given(self) -> dict[str, Any]:
-        """The options that aren't at their defaults, by name."""
+        """Returns the options that differ from their defaults, by name."""
         return {
             field.name: value
             for field in dataclasses.fields(self)
@@ -84,12 +75,12 @@ class UpdateOptions:
 
     @property
     def norm(self) -> float | None:
-        """The limit of a norm over many rows; None: there is none."""
+        """The limit of a norm over many rows, or None."""
         return self.clipnorm or self.global_clipnorm
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The limits of each number of a gradient; without: infinite."""
+        """The limits of each number of a gradient, infinite without limits."""
         low, high = self.clipvalue or (None, None)
         return (
             -math.inf if low is None else low,
@@ -97,10 +88,10 @@ class UpdateOptions:
         )
 
     def clip_rows(self, gradients: tf.Tensor) -> tf.Tensor:
-        """Clips the gradients of rows, [rows, dim] float32, each by itself."""
+        """Clips the gradients of rows, [rows, dim] float32, row by row."""
         if self.clipvalue is not None:
             low, high = self.limits
-            # Unlike tf.clip_by_value, these let NaN pass on every device.
+            # tf.clip_by_value changes NaN on some devices.
             gradients = tf.where(gradients < low, low, gradients)
             return tf.where(gradients > high, high, gradients)
         if self.row_clipnorm is not None:
@@ -109,12 +100,11 @@ class UpdateOptions:
         return gradients
 
 
-#: Nothing comes before the rule.
 NO_OPTIONS = UpdateOptions()
 
 
 def factor(squares: tf.Tensor, limit: float) -> tf.Tensor:
-    """What a gradient is multiplied by, so that its norm is at most a limit."""
+    """Returns the factor that limits a gradient's norm, from its square."""
     return limit / tf.maximum(tf.sqrt(squares), limit)
 
 
@@ -133,7 +123,6 @@ def _limits(value: Any, where: str) -> Limits:
     )
     if low is not None and high is not None and low > high:
         raise ValueError(
-            f"{where}: clipvalue's low must not be above its high, got "
-            f"{value!r}."
+            f"{where}: clipvalue's low must not exceed high, got {value!r}."
         )
     return low, high

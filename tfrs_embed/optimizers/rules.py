@@ -1,13 +1,12 @@
 """Table optimizers: update rules with their learning rates.
 
-A rule is a formula on the rows that were looked up. `g` is a row's gradient
-summed over the global batch. The formulas that TPUs have are those of
+A rule is a formula on looked-up rows; `g` is a row's gradient summed over the
+global batch. Formulas that TPUs have are those of
 `tensorflow/core/protobuf/tpu/optimization_parameters.proto` as SparseCore
-applies them: a row that was not looked up keeps its values and slots.
+applies them: other rows keep their values and slots.
 
-A rule is one class, in `RULES`: its fields are its settings, and its class
-attributes what it is elsewhere. `conversion` turns TensorFlow's and Keras's
-optimizers, and those of `declared`, into rules by these. Its loop in C++ is in
+A rule is one class in `RULES`. Its fields are its settings; its class
+attributes name it elsewhere, for `conversion`. Its loop in C++ is in
 kernels/cc/rows.cc.
 """
 
@@ -28,8 +27,8 @@ from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
 Slots = dict[str, tf.Tensor]
 
 _tpu = tf.tpu.experimental.embedding
-# A legacy Keras Adagrad adds epsilon to sqrt(a). With a >= 0.01, 1e-7 is within
-# float32's rounding of it.
+# A legacy Keras Adagrad adds epsilon to sqrt(a); with a >= 0.01, 1e-7 is within
+# float32's rounding.
 _ADAGRAD_EPSILON = 1e-7
 _ADAGRAD_ACCUMULATOR = 0.01
 
@@ -38,9 +37,9 @@ class Slot(NamedTuple):
     """A variable that a rule keeps beside a table.
 
     Attributes:
-        initial: what it begins with, everywhere.
-        by_row: whether it has one number for each row, [vocabulary_size]; if
-            not, it has the table's shape, [vocabulary_size, dim].
+        initial: its first value, everywhere.
+        by_row: whether it has one number for each row, [vocabulary_size],
+            instead of the table's shape.
     """
 
     initial: float
@@ -53,21 +52,19 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class UpdateRule(abc.ABC):
-    """How a row and its slots change, given the row's gradient.
+    """A formula that updates rows and their slots by gradients.
 
-    A rule's fields have defaults, and the names that TensorFlow's optimizer of
-    the rule has for them, or Keras's where TensorFlow has none.
+    Fields have defaults, and the names of TensorFlow's optimizer of the rule,
+    or Keras's without one.
 
     Attributes:
-        tpu: TensorFlow's optimizer, with the same formula and defaults; None:
-            TPUs don't have the rule.
-        declared: this package's optimizer of the rule, with the same formula
-            and defaults; None: TensorFlow or Keras has it.
-        loop: the rule's number in kernels/cc/rows.h; None: the kernels don't
-            have it.
-        keras: the class in `tf_keras.optimizers` and its `legacy` that changes
-            rows as the rule does; None: there isn't one. Of rules of one class
-            the last has the most settings.
+        tpu: TensorFlow's optimizer of the same formula and defaults, or None.
+        declared: this package's optimizer of the same formula and defaults, or
+            None.
+        loop: the rule's number in kernels/cc/rows.h; None: no kernel.
+        keras: the name of the class in `tf_keras.optimizers` and its `legacy`
+            with the same updates, or None. Of rules of one class the last has
+            the most settings.
     """
 
     tpu: ClassVar[type | None] = None
@@ -85,31 +82,28 @@ class UpdateRule(abc.ABC):
         return {}
 
     def numbers_per_row(self, dim: int) -> int:
-        """The numbers that all slots have for a row of a table of a width."""
+        """Returns all slots' numbers per row of a table of width `dim`."""
         return sum(math.prod(s.row(dim)) for s in self.slots().values())
 
     @abc.abstractmethod
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """Returns the new rows and slots.
+        """Returns the new rows and slots, in the same shapes.
 
         Args:
             rate: the learning rate, a scalar float32.
             g: the rows' gradients, [rows, dim] float32.
             w: the rows, [rows, dim] float32.
             slots: the rows' slots by name, each [rows, dim] float32, or [rows]
-                if it is by row.
-
-        Returns:
-            The rows and slots after the update, in the same shapes.
+                if by row.
         """
 
     def loop_settings(self) -> list[float]:
-        """Returns the loop's settings, in the order that rows.h states.
+        """Returns the loop's settings, in the order of rows.h.
 
-        What the formula takes from constants is computed here, in Python's
-        precision, as TensorFlow's operations get it.
+        Constants are computed here, in Python's precision, as for TensorFlow's
+        operations.
         """
         return []
 
@@ -117,14 +111,14 @@ class UpdateRule(abc.ABC):
     def settings_of_keras(
         cls, config: Mapping[str, Any], legacy: bool, where: str
     ) -> Mapping[str, Any]:
-        """The settings with which the rule is a Keras optimizer.
+        """Returns the rule's settings for a Keras optimizer.
 
-        Fields that are left out have their defaults; other names are ignored.
+        Missing fields have their defaults; other names are ignored.
 
         Args:
             config: the optimizer's settings by Keras's names.
             legacy: whether it is one of Keras's legacy optimizers.
-            where: what the optimizer is for, in error messages.
+            where: begins error messages.
 
         Raises:
             ValueError: the rule can't be that optimizer.
@@ -132,7 +126,7 @@ class UpdateRule(abc.ABC):
         return config
 
     def keras_rate(self, rate: LearningRate) -> LearningRate:
-        """The rate that makes the rule's updates those of Keras at `rate`."""
+        """Returns the rate for the rule that equals Keras's `rate`."""
         return rate
 
 
@@ -180,19 +174,18 @@ class Adagrad(UpdateRule):
     def settings_of_keras(
         cls, config: Mapping[str, Any], legacy: bool, where: str
     ) -> Mapping[str, Any]:
-        """The initial accumulator with which no epsilon is needed."""
+        """Replaces epsilon by a larger initial accumulator."""
         accumulator = float(config["initial_accumulator_value"])
         epsilon = float(config["epsilon"])
         if not legacy:
-            # sqrt(a + epsilon), and a only ever has g^2 added to it.
+            # Keras has sqrt(a + epsilon), and only adds g^2 to a.
             accumulator += epsilon
         elif epsilon > _ADAGRAD_EPSILON or accumulator < _ADAGRAD_ACCUMULATOR:
             raise ValueError(
                 f"{where}: epsilon={epsilon!r} with initial_accumulator_value="
-                f"{accumulator!r} can't be honoured exactly by a table's "
-                f"update rule, which has no epsilon; it must be at most "
-                f"{_ADAGRAD_EPSILON}, with an accumulator of at least "
-                f"{_ADAGRAD_ACCUMULATOR}."
+                f"{accumulator!r}: a table's update rule has no epsilon; it "
+                f"must be at most {_ADAGRAD_EPSILON}, with an accumulator of "
+                f"at least {_ADAGRAD_ACCUMULATOR}."
             )
         return {"initial_accumulator_value": accumulator}
 
@@ -232,12 +225,11 @@ class RowWiseAdagrad(UpdateRule):
 class AdagradMomentum(UpdateRule):
     """Adagrad's scaled gradient with momentum, as TPUs have it.
 
-    With the accumulator of Duchi, Hazan & Singer 2011, "Adaptive Subgradient
+    The accumulator is that of Duchi, Hazan & Singer 2011, "Adaptive Subgradient
     Methods for Online Learning and Stochastic Optimization", or a moving
-    average:
-    a = a + g^2 if beta2 == 1 else beta2 a + (1 - beta2) g^2;
-    s = (a + epsilon)^(-1/exponent) g; m = momentum m + s;
-    w -= rate (momentum m + s if use_nesterov else m).
+    average: a = a + g^2 if beta2 == 1 else beta2 a + (1 - beta2) g^2; s = (a +
+    epsilon)^(-1/exponent) g; m = momentum m + s; w -= rate (momentum m + s if
+    use_nesterov else m).
     """
 
     momentum: float = 0.0
@@ -306,8 +298,8 @@ class Adam(UpdateRule):
         v = self.beta_2 * slots["velocities"]
         v += (1.0 - self.beta_2) * tf.square(g)
         if self.sum_inside_sqrt:
-            # epsilon^2 underflows to zero in float32 below 1e-22; a row that
-            # never had a gradient must then give 0 / 0 = 0, not NaN.
+            # epsilon^2 may underflow to 0; a row that never had a gradient then
+            # gives 0 / 0 = 0, not NaN.
             step = tf.math.divide_no_nan(m, tf.sqrt(v + self.epsilon**2))
         else:
             step = m / (tf.sqrt(v) + self.epsilon)
@@ -462,15 +454,14 @@ class RMSprop(UpdateRule):
     ) -> Mapping[str, Any]:
         if legacy:
             raise ValueError(
-                f"{where}: epsilon={config['epsilon']!r} can't be honoured "
-                "exactly by a table's update rule, which divides by sqrt(v + "
-                "epsilon), as tf_keras.optimizers.RMSprop does; a legacy one "
-                "divides by sqrt(v) + epsilon."
+                f"{where}: epsilon={config['epsilon']!r}: a table's rule "
+                "divides by sqrt(v + epsilon), as tf_keras.optimizers.RMSprop "
+                "does; a legacy one divides by sqrt(v) + epsilon."
             )
         return config
 
 
-#: The rules there are.
+#: All rules.
 RULES: tuple[type[UpdateRule], ...] = (
     SGD,
     Adagrad,
@@ -490,8 +481,8 @@ class TableOptimizer:
     Attributes:
         rule: the update rule.
         rate: the learning rate.
-        source: what the user gave.
-        options: what is done to gradients and rows before the rule.
+        source: the user's optimizer.
+        options: clipping and decay before the rule.
     """
 
     rule: UpdateRule
@@ -504,31 +495,26 @@ class TableOptimizer:
 
     @property
     def needs_whole_rows(self) -> str | None:
-        """The name of what needs all columns of a row; None: nothing does."""
+        """The name of the rule or option that needs whole rows, or None."""
         if any(slot.by_row for slot in self.rule.slots().values()):
             return self.rule.name
         return None if self.options.row_clipnorm is None else "row_clipnorm"
 
     def decay(self, step: tf.Tensor) -> tf.Tensor | None:
-        """The share that a row loses after `step` updates, a scalar float32.
+        """Returns each row's loss after `step` updates, float32, or None.
 
-        Keras takes the learning rate for it without Adam's bias correction.
-        None: rows don't decay.
+        As in Keras, the learning rate is without Adam's bias correction.
         """
         if not self.options.weight_decay:
             return None
         return self.rate.base(step) * self.options.weight_decay
 
     def follow(self, step: Callable[[], Any]) -> None:
-        """Reads the number of updates from `step()`, as an engine counts."""
+        """Reads the number of updates from `step()`."""
         self._step = step
 
     def may_become(self, other: TableOptimizer) -> bool:
-        """Whether nothing but itself tells it from another optimizer.
-
-        The rules and rates are equal, and nobody holds anything that would
-        change one's rate and not the other's.
-        """
+        """Whether two optimizers are equal and own their rates."""
         return (
             self.rule == other.rule
             and self.options == other.options
@@ -540,9 +526,9 @@ class TableOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate as given, assigned or scheduled; assign it to change it.
+        """The given, assigned or scheduled rate, without bias correction.
 
-        A bias correction is not part of it.
+        Assign it to change it.
 
         Raises:
             AttributeError: on assignment, if a schedule or callable computes
@@ -556,5 +542,4 @@ class TableOptimizer:
         self.rate.assign(value)
 
     def __str__(self) -> str:
-        """The rule's name, for reports."""
         return self.rule.name

@@ -1,7 +1,7 @@
-"""Warns of settings of a model's optimizer that don't reach tables.
+"""Warnings of settings of a model's optimizer that tables lack.
 
-Tables are trained by optimizers of their own. What `model.compile` gets to clip
-gradients or to decay weights says nothing to them.
+Tables have optimizers of their own, without the clipping and decay of the
+optimizer of `model.compile`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from tfrs_embed.optimizers.options import CLIPS
 from tfrs_embed.optimizers.rules import TableOptimizer
 
-# Of a layer's scalar weight: the layer's name and its tables' options.
+# The attribute of a layer's scalar weight with the layer's name and options.
 _ATTRIBUTE = "_tfrs_embed_table_options"
 
 _SETTINGS = (*CLIPS, "weight_decay", "use_ema", "gradient_accumulation_steps")
@@ -26,17 +26,15 @@ def mark(
     layer: str,
     optimizers: Mapping[str, TableOptimizer | None],
 ) -> None:
-    """Has `warn` know the tables that a layer's scalar weight stands for."""
+    """Attaches a layer's tables' options to its scalar weight, for `warn`."""
     of_tables = {name: o.options for name, o in optimizers.items() if o}
     setattr(variable, _ATTRIBUTE, (layer, of_tables))
 
 
 def warn(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Warns if a Keras's optimizer has settings that marked tables don't have.
+    """Warns if a Keras optimizer has settings that marked tables lack.
 
-    Args:
-        optimizer: the optimizer.
-        variables: what it trains, of which marked ones stand for tables.
+    `variables` are those it trains; marked ones stand for tables.
     """
     asked = {
         name: value
