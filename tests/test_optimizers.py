@@ -323,7 +323,7 @@ BAD_OPTIONS = {
     "twice": (
         lambda: Regularized(new.SGD(0.1, clipnorm=2.0), clipnorm=1.0),
         ValueError,
-        r"clipnorm is given twice, as 2\.0 and as 1\.0",
+        r"clipnorm is given twice, 2\.0 and 1\.0",
     ),
     "zero": (
         lambda: Regularized("sgd", row_clipnorm=0),

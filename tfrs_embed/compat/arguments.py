@@ -122,12 +122,7 @@ def integer_or_none(value: Any, what: str, least: int = 1) -> int | None:
 
 
 def finite(value: Any, what: str) -> float:
-    """Returns a finite number of any type as float.
-
-    Raises:
-        ValueError: it is not finite.
-        TypeError: it is not a number.
-    """
+    """Returns a finite number as float; else a ValueError or TypeError."""
     is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
     if isinstance(value, bool) or not is_number or np.ndim(value):
         raise TypeError(f"{what} must be a number, got {value!r}.")
@@ -137,10 +132,7 @@ def finite(value: Any, what: str) -> float:
 
 
 def number(value: Any, what: str, positive: bool = True) -> float:
-    """Returns a finite number above 0, or at least 0, as float.
-
-    The errors are those of `finite`.
-    """
+    """Returns a finite number above 0, or at least 0, as float."""
     checked = finite(value, what)
     if checked < 0 or (positive and checked == 0):
         least = "above" if positive else "at least"

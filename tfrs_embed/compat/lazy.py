@@ -19,10 +19,8 @@ def importer(
 ) -> Callable[[str], Any]:
     """Makes a package's `__getattr__`, which imports public names.
 
-    Args:
-        package: the package's `__name__`.
-        modules: public names by their modules.
-        submodules: the package's public modules.
+    `modules` has the names by their modules, `submodules` the package's public
+    modules.
     """
     module_of = {name: m for m, names in modules.items() for name in names}
     module_of |= {name: f"{package}.{name}" for name in submodules}

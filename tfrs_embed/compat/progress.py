@@ -127,11 +127,6 @@ class Task:
         unit: the counted unit: `BYTES`, or a word in the plural.
         show: whether to show it, unless the mode is "off".
         steady: whether the time left follows from the count.
-
-    Attributes:
-        label: verb and object.
-        done: the count.
-        total: the final count, or None.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ def assign(
     embedding_feature: Any = None,
     keras_trains: bool = True,
 ) -> dict[str, Assignment]:
-    """Chooses an engine for each table.
+    """Chooses an engine for each table, by the table's name.
 
     Args:
         spec: the configuration.
@@ -186,9 +186,6 @@ def assign(
         keras_trains: whether small tables are Keras's variables, which the
             model's optimizer trains. Otherwise an engine copies them to each
             replica.
-
-    Returns:
-        Each table's engine, by the table's name.
 
     Raises:
         ValueError: the strategy or the TPU lacks the requested place or

@@ -70,18 +70,10 @@ def features_to_config(
 ) -> dict[str, Any]:
     """Returns a configuration as a JSON-able dict.
 
-    Args:
-        spec: the configuration.
-        optimizers: the engines' optimizers by table; their present learning
-            rates are stored.
-        keras: the layer's Keras, which stores values of no Keras.
-
-    Returns:
-        Lists of optimizers, tables and features, which refer to each other by
-        position, and the features' nesting.
-
-    Raises:
-        ValueError: an optimizer's learning rate can't be stored.
+    It has lists of optimizers, tables and features, which refer to each other
+    by position, and the features' nesting. `optimizers` are the engines', by
+    table: their present learning rates are stored; rates that can't be stored
+    are a ValueError. `keras` stores values of no Keras.
     """
     # Tables that share an optimizer share its learning rate.
     shared = by_optimizer(spec.tables)
@@ -127,11 +119,7 @@ def features_from_config(config: Any, keras: Any) -> Any:
 
 
 def to_config(value: Any) -> Any:
-    """Returns a declaration, or one of its fields, as JSON-able.
-
-    Raises:
-        ValueError: the value contains a function.
-    """
+    """Returns a declaration, or its field, as JSON-able; no functions."""
     if isinstance(value, tf.DType):
         return value.name
     if isinstance(value, tuple):

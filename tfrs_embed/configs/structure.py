@@ -31,8 +31,7 @@ class Structure:
     ) -> tuple[Structure, list[Any]]:
         """Splits a nesting into its structure and its leaves in order.
 
-        Raises:
-            TypeError: a node is neither a leaf nor a dict, list or tuple.
+        A node that is neither a leaf nor a dict, list or tuple is a TypeError.
         """
         leaves: list[Any] = []
         paths: list[str] = []

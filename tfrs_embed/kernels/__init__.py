@@ -120,7 +120,11 @@ def operations(device: str | None) -> Any:
     Args:
         device: the rows' device; None or empty: TensorFlow chooses.
     """
-    if _disabled or save_context.in_save_context() or not _on_cpu(device):
+    if _disabled or save_context.in_save_context():
+        return None
+    if device and "CPU" not in device.upper():
+        return None
+    if not device and tf.config.list_logical_devices("GPU"):
         return None
     # Not at the top: kernels.build imports this module, and must work without
     # the rest of the package.
@@ -132,12 +136,6 @@ def operations(device: str | None) -> Any:
     if module is None:
         logging.log_first_n(logging.INFO, "tfrs_embed: %s", 1, found.reason)
     return module
-
-
-def _on_cpu(device: str | None) -> bool:
-    if device:
-        return "CPU" in device.upper()
-    return not tf.config.list_logical_devices("GPU")
 
 
 @functools.cache
@@ -160,30 +158,25 @@ def _load() -> tuple[Status, Any]:
     return Status(True, reason, str(path), loops, origin), module
 
 
-def _why_none_fit() -> str:
-    versions = files.of_wheel()
-    if tf.__version__ in versions:
-        # Another build of TensorFlow may have other C++ classes.
-        return (
-            f"the wheel's are for TensorFlow {tf.__version__} as PyPI has it, "
-            f"and this is another build of it ({tf.version.GIT_VERSION}) or "
-            "other sources of the kernels"
-        )
-    if versions:
-        return (
-            f"the wheel's are for TensorFlow {', '.join(versions)}, and this "
-            f"is {tf.__version__}"
-        )
-    others = files.others()
-    if others:
-        return f"{others[0]} is for another TensorFlow or release"
-    return "none are compiled"
-
-
 def _why_none(path: Path | None) -> str | None:
     """Returns why no build is loaded; None: one is."""
     if os.environ.get("TFRS_EMBED_KERNELS", "").lower() in ("off", "0"):
         return "Kernels are off: TFRS_EMBED_KERNELS says so."
     if path is not None:
         return None
-    return f"No kernels: {_why_none_fit()}; run {_BUILD}."
+    versions, others = files.of_wheel(), files.others()
+    if tf.__version__ in versions:
+        # Another build of TensorFlow may have other C++ classes.
+        why = (
+            f"the wheel's are for TensorFlow {tf.__version__} as PyPI has it, "
+            f"and this is another build of it ({tf.version.GIT_VERSION}) or "
+            "other sources of the kernels"
+        )
+    elif versions:
+        of_wheel = ", ".join(versions)
+        why = f"the wheel's are for TensorFlow {of_wheel}, not {tf.__version__}"
+    elif others:
+        why = f"{others[0]} is for another TensorFlow or release"
+    else:
+        why = "none are compiled"
+    return f"No kernels: {why}; run {_BUILD}."

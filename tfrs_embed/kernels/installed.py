@@ -20,15 +20,9 @@ _FOLDER = "tfrs_embed/kernels"
 def record(build: Path, content: Path, replaced: Collection[Path] = ()) -> None:
     """Adds a build to the list of its package's files, if there is one.
 
-    A checkout, an editable installation and the cache have none.
-
-    Args:
-        build: the build's future path.
-        content: a file of the same content.
-        replaced: builds beside it that will be removed.
-
-    Raises:
-        OSError: the list can't be written.
+    A checkout, an editable installation and the cache have none. `content` is a
+    file of the build's future content; `replaced` are older builds that will be
+    removed.
     """
     if not build.parent.as_posix().endswith(f"/{_FOLDER}"):
         return

@@ -23,14 +23,9 @@ def call(
 ) -> list[tf.Tensor]:
     """Calls `stock` in a graph, or `kernel` where there are kernels.
 
-    Args:
-        stock: makes TensorFlow's operations from the inputs.
-        kernel: makes one operation with the same inputs, in order, and outputs
-            of the same dtypes.
-        inputs: the inputs.
-
-    Returns:
-        The outputs, with the shapes from `stock`.
+    `stock` makes TensorFlow's operations from the inputs, and decides the
+    outputs' shapes. `kernel` makes one operation with the same inputs, in
+    order, and outputs of the same dtypes.
     """
     specs = [tf.TensorSpec(i.shape, i.dtype) for i in inputs]
     with tf.Graph().as_default():

@@ -74,11 +74,8 @@ def ids_of_shard(
 ) -> list[BaggedIds]:
     """Reads the ids whose rows are on one shard of each feature's table.
 
-    Args:
-        matrix: of `pack`.
-        columns: the features' columns.
-        world: the number of shards; id i is row i // world of shard i % world.
-        shards: each feature's shard.
+    Id i is row i // world of shard i % world. `shards` has each feature's
+    shard.
 
     Returns:
         For each feature a bag for each row of the matrix, with the shard's row

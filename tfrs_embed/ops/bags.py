@@ -207,12 +207,9 @@ def bag_of_id(
     num_ids: tf.Tensor | None = None,
     constants: Constants | None = None,
 ) -> tf.Tensor:
-    """Returns each id's bag, [n] int32.
+    """Returns each id's bag, [n] int32, from splits, [count + 1] int32.
 
-    Args:
-        splits: [count + 1] int32, each bag's first id and the last bag's end.
-        num_ids: scalar int32, n; None: the last of the splits.
-        constants: the call's; None: new ones.
+    `num_ids`, scalar int32, is n; None: the last of the splits.
     """
     constants = constants or Constants()
     num_ids = splits[-1] if num_ids is None else num_ids
@@ -240,7 +237,7 @@ def sum_by_segment(
     num_segments: tf.Tensor,
     constants: Constants,
 ) -> tf.Tensor:
-    """Sums rows by segment, without a copy of each row.
+    """Sums rows by segment, [num_segments, dim], without copies of rows.
 
     Args:
         rows: [m, dim] float32 or float64.
@@ -248,9 +245,6 @@ def sum_by_segment(
         segment_ids: [n] int32, each term's segment, ascending.
         num_segments: scalar int32.
         constants: the call's.
-
-    Returns:
-        [num_segments, dim]; zeros for a segment without terms.
     """
     # One more segment, cut off again: TensorFlow's kernel for GPUs raises an
     # error for none, as in an empty batch.

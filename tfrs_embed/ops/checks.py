@@ -77,10 +77,7 @@ class Consensus(abc.ABC):
 
 
 class Checks:
-    """Collects a call's conditions.
-
-    Args:
-        consensus: the replicas that decide together; None: this one alone.
+    """Collects a call's conditions, for one or several replicas.
 
     Raises:
         NotImplementedError: inside tf.vectorized_map.

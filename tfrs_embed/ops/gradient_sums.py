@@ -26,7 +26,7 @@ def sum_gradients_by_row(
     num_rows: tf.Tensor,
     dtype: tf.DType | None = None,
 ) -> tf.Tensor:
-    """Sums the gradients of several features' bags by row.
+    """Sums the gradients of several features' bags: [num_rows, dim].
 
     The transpose of `combine`, over all features of a table at once.
 
@@ -36,9 +36,6 @@ def sum_gradients_by_row(
         index: [sum of n] int32, each id's row, feature after feature.
         num_rows: scalar int32.
         dtype: float32, bfloat16 or float16; None: the gradients'.
-
-    Returns:
-        [num_rows, dim] of the dtype.
     """
     total = _sum(gradients, bags, index, num_rows)
     return tf.cast(total, dtype or gradients[0].dtype)

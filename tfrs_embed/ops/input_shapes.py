@@ -38,15 +38,12 @@ class InputShape:
     ) -> list[tuple[int | None, bool]]:
         """Checks the ids' shape as far as it is known when tracing.
 
-        Args:
-            feature: the feature, for errors.
-            shape: the ids' shape.
-            rows: whether the ids are, or may be, ragged or sparse.
+        `rows` tells whether the ids are, or may be, ragged or sparse.
+        Impossible shapes raise a ValueError.
 
         Returns:
             For each dimension the size, None for any, and whether it may be
-            less; empty if the rank is unknown. Impossible shapes raise a
-            ValueError.
+            less; empty if the rank is unknown.
         """
         if shape.rank is None:
             return []

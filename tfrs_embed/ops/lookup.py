@@ -20,17 +20,11 @@ def lookup(
     bags: Sequence[BaggedIds],
     dtype: tf.DType,
 ) -> list[tf.Tensor]:
-    """Looks up features, each in one of the tables.
-
-    Args:
-        tables: each [rows, dim] float32, bfloat16 or float16.
-        table_of: each feature's table.
-        bags: each feature's bags.
-        dtype: the dtype to which the vectors will be cast.
+    """Looks up features, each in one of the tables, [rows, dim].
 
     Returns:
-        Each feature's vectors, float32 or of the dtype, [count, dim] or in the
-        bags' layout.
+        Each feature's vectors, float32 or of the dtype to which they will be
+        cast, [count, dim] or in the bags' layout.
     """
     constants = Constants()
     return [
@@ -44,15 +38,10 @@ def combine_all(
     index: Sequence[tf.Tensor],
     bags: Sequence[BaggedIds],
 ) -> list[tf.Tensor]:
-    """Combines rows into the vectors of several features.
+    """Combines rows, [m, dim], into the vectors of several features.
 
-    Args:
-        rows: [m, dim] float32, bfloat16 or float16.
-        index: each feature's [n] int32, the row of each id.
-        bags: each feature's bags.
-
-    Returns:
-        Each feature's vectors, float32, [count, dim] or in the bags' layout.
+    `index` has for each feature [n] int32, the row of each id. Vectors are
+    float32, [count, dim] or in the bags' layout.
     """
     rows = widen(rows)
     return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]
@@ -66,11 +55,8 @@ def combine(
 ) -> tf.Tensor:
     """Combines rows into the bags' vectors, [count, dim]; no ids give zeros.
 
-    Args:
-        rows: [m, dim] float32 or float64.
-        index: [n] int32, each id's row; None: row i is id i's.
-        bags: the bags of the n ids.
-        constants: the call's; None: new ones.
+    Rows are [m, dim] float32 or float64; `index`, [n] int32, is each id's row,
+    or None if row i is id i's.
     """
     constants = constants or Constants()
     in_xla = bags.validity is not None

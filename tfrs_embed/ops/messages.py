@@ -34,12 +34,8 @@ def route(
 ) -> Route:
     """Finds each key's shard, key % world, and row there, key // world.
 
-    Args:
-        keys: [n] int64.
-        world: the number of shards.
-        table_of: [n] int32, each key's table, if equal keys of several tables
-            are different; None: they are equal.
-        tables: the number of these tables.
+    Keys are [n] int64. With `table_of`, [n] int32, equal keys of different
+    tables stay apart.
     """
     unique, index = tf.unique(keys)
     if world == tables == 1:
@@ -82,11 +78,7 @@ def counts_of(piles: tf.Tensor, world: int, tables: int = 1) -> tf.Tensor:
 def write_keys(
     routed: Route, capacity: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Writes keys into messages.
-
-    Args:
-        routed: the keys.
-        capacity: scalar int32, a message's room for keys.
+    """Writes keys into messages with room for `capacity` keys each.
 
     Returns:
         [world, tables + capacity] int64, messages that begin with each table's
@@ -134,15 +126,10 @@ def read_keys(
 def copy_runs(
     values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> tf.Tensor:
-    """Copies runs of rows, one after the other.
+    """Copies runs of values' rows, one after the other: [sum of sizes, ...].
 
-    Args:
-        values: [m, ...] float32, bfloat16 or float16.
-        starts: int32 of any shape, each run's first row.
-        sizes: int32 of the same shape, each run's number of rows.
-
-    Returns:
-        [sum of sizes, ...].
+    `starts` and `sizes`, int32 of one shape, are the runs' first rows and
+    numbers of rows.
     """
     # TensorFlow has no operation for runs that also has a kernel for GPUs.
     return tf.gather(values, _places(starts, sizes))
@@ -151,15 +138,10 @@ def copy_runs(
 def pad_runs(
     values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
 ) -> tf.Tensor:
-    """Pads runs of values with zeros to one length.
+    """Pads runs of values with zeros: [runs, capacity, ...].
 
-    Args:
-        values: [n, ...] float32, bfloat16 or float16, run after run.
-        lengths: [rows] int32, the runs' lengths, n in sum.
-        capacity: scalar int32, the length of a row.
-
-    Returns:
-        [rows, capacity, ...].
+    `lengths`, [runs] int32, are the runs' numbers of rows, in the values'
+    order.
     """
     first = tf.cumsum(lengths, exclusive=True)
     # A scatter of single words takes four times as long as this gather.
@@ -182,11 +164,11 @@ def read_splits(
 
     Args:
         words: [n] float32, messages.
-        starts: [pieces, world] int32, the position of the lengths of each
-            source's bags of a piece.
-        has_lengths: [pieces, world] int32, 0 if these bags have one length.
-        counts: [pieces, world] int32, the bags.
-        numbers: [pieces, world] int32, the ids.
+        starts: the position of the lengths of each source's bags of a piece.
+            This and the following are [pieces, world] int32.
+        has_lengths: 0 if these bags have one length.
+        counts: the numbers of bags.
+        numbers: the numbers of ids.
 
     Returns:
         [m] int32: for each piece 0, then each bag's end, source after source.

@@ -73,17 +73,11 @@ def narrow(
     step: tf.Tensor,
     numbers: tf.Tensor,
 ) -> tf.Tensor:
-    """Rounds new rows to a table's dtype.
+    """Rounds new rows, [n, dim] float32, to a table's dtype.
 
     Values beyond its largest number round to nearest, possibly infinity; NaN
-    stays.
-
-    Args:
-        rows: [n, dim] float32.
-        dtype: float32, bfloat16 or float16.
-        rounding: the part's.
-        step: scalar int64, the number of earlier updates.
-        numbers: [n] int, the rows' numbers in the part.
+    stays. `step`, scalar int64, is the number of earlier updates; `numbers`,
+    [n], are the rows' numbers in the part.
     """
     if dtype == tf.float32:
         return rows

@@ -11,17 +11,12 @@ import tensorflow as tf
 def to_tensor(
     value: Any, what: str, dtype: Any = None, ragged: bool | None = None
 ) -> Any:
-    """Converts a value to a tensor; tensors of any kind stay as they are.
+    """Converts numbers, strings, lists and arrays to a tensor.
 
-    Args:
-        value: a tensor, a number, a string, or lists or an array of them.
-        what: the value's name, for errors.
-        dtype: NumPy's dtype of numbers; None: their own.
-        ragged: whether rows become a RaggedTensor; None: if they are an array
-            of arrays, or of several lengths.
-
-    Raises:
-        TypeError: there are other values than numbers and strings.
+    Tensors of any kind stay as they are; other values raise a TypeError that
+    begins with `what`. `dtype` is NumPy's; None: the values' own. `ragged`
+    tells whether rows become a RaggedTensor; None: if they are an array of
+    arrays, or of several lengths.
     """
     # Some of tf_keras's symbolic tensors have other names, and a type_spec.
     symbolic = type(value).__name__ == "KerasTensor"

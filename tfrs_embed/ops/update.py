@@ -80,9 +80,8 @@ class TableUpdate(NamedTuple):
     ) -> Slots:
         """Returns the new rows and slots by name.
 
-        Args:
-            gradients: the rows' gradients, [rows, dim] float32.
-            old: the rows, as "parameters", and their slots, float32.
+        `gradients` are [rows, dim] float32; `old` has the rows, as
+        "parameters", and their slots, float32.
         """
         slots = {k: v for k, v in old.items() if k != PARAMETERS}
         rows = old[PARAMETERS]

@@ -111,12 +111,19 @@ def convert(
             return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
     given = type(optimizer)
-    raise TypeError(
+    message = (
         f"{where}: {given.__module__}.{given.__name__} can't train a table; "
         f"use {_one_of([*_OF_KERAS])} of {wanted}.optimizers, "
         f"{TPU_OPTIMIZERS}, or {_one_of([kind.__name__ for kind in DECLARED])} "
         "of tfrs_embed.optimizers."
     )
+    if own is not None and own.__name__ != wanted:
+        names = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
+        message += (
+            f" This one is {names[own.__name__]}'s; the table is of a "
+            f"{names[wanted]} layer."
+        )
+    raise TypeError(message)
 
 
 def _by_name(name: str, where: str) -> Any:
@@ -197,15 +204,8 @@ def to_tpu(
 ) -> Any:
     """Returns TensorFlow's optimizer of an update rule.
 
-    Args:
-        rule: the rule.
-        rate: its learning rate: a number, or a callable.
-        where: begins error messages: "Table 'user'".
-        clipvalue: the limits of each number of a row's gradient; None: no
-            limits.
-
-    Raises:
-        ValueError: TPUs don't have the rule.
+    `rate` is a number or a callable; `clipvalue` limits each number of a row's
+    gradient. A rule that TPUs don't have is a ValueError.
     """
     optimizer = _tpu_class(rule, where)(
         rate, **dataclasses.asdict(rule), clipvalue=clipvalue
@@ -324,12 +324,8 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
 def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     """Returns an optimizer of `convert` as JSON-able, for `get_config`.
 
-    Args:
-        optimizer: the user's optimizer.
-        trained_by: its table optimizer, whose assigned learning rate is stored.
-
-    Raises:
-        ValueError: the learning rate is a callable or a variable.
+    The learning rate assigned to `trained_by`, its table optimizer, is stored.
+    A rate that is a callable or a variable is a ValueError.
     """
     if optimizer is None:
         return None
@@ -343,7 +339,11 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
             for k, v in optimizer.options.given().items()
         }
         config["optimizer"] = serialize(optimizer.optimizer, trained_by)
-        return _stored_class("tfrs_embed", optimizer, config)
+        return {
+            "kind": "tfrs_embed",
+            "class_name": type(optimizer).__name__,
+            "config": config,
+        }
     given = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, "optimizer")
@@ -359,20 +359,16 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     if (limits := _clipvalue(optimizer)) is not None:
         config["clipvalue"] = list(limits)  # As JSON gives it back.
     rate = config["learning_rate"] if assigned is None else assigned
-    config["learning_rate"] = stored(rate, type(optimizer).__name__)
-    kind = "tfrs_embed" if rule.tpu is None else "tpu"
-    return _stored_class(kind, optimizer, config)
-
-
-def _stored_class(kind: str, optimizer: Any, config: Any) -> dict[str, Any]:
     name = type(optimizer).__name__
+    config["learning_rate"] = stored(rate, name)
+    kind = "tfrs_embed" if rule.tpu is None else "tpu"
     return {"kind": kind, "class_name": name, "config": config}
 
 
 def _assigned_rate(
     optimizer: Any, trained_by: TableOptimizer | None
 ) -> float | None:
-    """The rate in place of the number that was given; None: still that."""
+    """Returns the rate assigned instead of the given number, or None."""
     given = kerases.variable(optimizer.learning_rate)
     if trained_by is None or callable(given) or isinstance(given, tf.Variable):
         return None

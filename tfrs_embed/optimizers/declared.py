@@ -168,6 +168,9 @@ class RowWiseAdagrad:
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of an equal optimizer, JSON-able.
 
+        Returns:
+            The arguments by name; a schedule as its Keras stores it.
+
         Raises:
             ValueError: the learning rate is a callable or a variable.
         """
@@ -176,6 +179,13 @@ class RowWiseAdagrad:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Makes an optimizer from the result of `get_config`."""
+        """Makes an optimizer from the result of `get_config`.
+
+        Args:
+            config: the arguments by name.
+
+        Returns:
+            The optimizer.
+        """
         rate = restored(config["learning_rate"], kerases.default())
         return cls(**{**config, "learning_rate": rate})

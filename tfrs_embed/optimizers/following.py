@@ -59,11 +59,18 @@ class FollowLearningRate(kerases.Hooks):
         self._given: float | None = None
 
     def set_model(self, model: Any) -> None:
-        """Takes the model, of either Keras."""
+        """Takes the model.
+
+        Args:
+            model: the model, of either Keras.
+        """
         self._model = model
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Finds the model's tables.
+
+        Args:
+            logs: ignored.
 
         Raises:
             ValueError: no table has an optimizer, or a rate can't be set.
@@ -104,7 +111,12 @@ class FollowLearningRate(kerases.Hooks):
                 )
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the tables' rates."""
+        """Sets the tables' rates.
+
+        Args:
+            batch: ignored.
+            logs: ignored.
+        """
         assert self._rate is not None
         step = kerases.variable(self._optimizer.iterations)
         rate = self._factor * float(self._rate.at(tf.cast(step, tf.int64)))

@@ -65,7 +65,18 @@ class LearningRate:
                 f"{where}: learning_rate must be a number, a variable, a Keras "
                 f"LearningRateSchedule or a callable, got {value!r}."
             ) from None
-        return cls(functools.cache(lambda: _variable(rate)), owned=True)
+
+        @functools.cache
+        def variable() -> tf.Variable:
+            with tf.init_scope():
+                return UnmirroredVariable(
+                    rate,
+                    dtype=tf.float32,
+                    trainable=False,
+                    name="learning_rate",
+                )
+
+        return cls(variable, owned=True)
 
     def times(self, factor: Factor, formula: str) -> LearningRate:
         """Returns this rate times `factor(step)`; both have one source."""
@@ -99,9 +110,8 @@ class LearningRate:
     def assign(self, value: Any) -> None:
         """Sets the rate from the next step on.
 
-        Raises:
-            AttributeError: a schedule or a callable computes the rate.
-            ValueError: the rate is negative or not finite.
+        A rate computed by a schedule or a callable is an AttributeError, a
+        negative or infinite one a ValueError.
         """
         if self.variable is None:
             raise AttributeError(
@@ -136,13 +146,6 @@ def restored(rate: Any, keras: Any) -> Any:
         # Keras writes into what it reads.
         return keras.optimizers.schedules.deserialize(copy.deepcopy(rate))
     return rate
-
-
-def _variable(rate: float) -> tf.Variable:
-    with tf.init_scope():
-        return UnmirroredVariable(
-            rate, dtype=tf.float32, trainable=False, name="learning_rate"
-        )
 
 
 def check_rate(rate: Any, where: str) -> float:

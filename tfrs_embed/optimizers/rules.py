@@ -111,17 +111,11 @@ class UpdateRule(abc.ABC):
     def settings_of_keras(
         cls, config: Mapping[str, Any], legacy: bool, where: str
     ) -> Mapping[str, Any]:
-        """Returns the rule's settings for a Keras optimizer.
+        """Returns the rule's settings for a Keras optimizer's `config`.
 
-        Missing fields have their defaults; other names are ignored.
-
-        Args:
-            config: the optimizer's settings by Keras's names.
-            legacy: whether it is one of Keras's legacy optimizers.
-            where: begins error messages.
-
-        Raises:
-            ValueError: the rule can't be that optimizer.
+        Missing fields have their defaults; other names are ignored. `legacy`
+        optimizers of tf_keras have other formulas. If the rule can't be that
+        optimizer, a ValueError begins with `where`.
         """
         return config
 
