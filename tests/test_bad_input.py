@@ -266,13 +266,13 @@ BAD = {
         "grid",
         tf.constant(1),
         ValueError,
-        ("shape [3] of output_shape", "got ()"),
+        ("must have output_shape [3]", "got ()"),
     ),
     "dense_ids_of_too_high_a_rank": Bad(
         "grid",
         tf.ones([3, 2, 2], tf.int32),
         ValueError,
-        ("shape [3] of output_shape", "got ("),
+        ("must have output_shape [3]", "got ("),
     ),
     "dense_ids_of_another_batch": Bad(
         "grid", GRID[:2], ValueError, ("output_shape is [3]", "2")

@@ -116,7 +116,7 @@ def test_a_wheels_builds_for_other_tensorflows_are_not_loaded(wheel, unloaded):
     status = kernels.status()
     assert not status.loaded and status.origin is None
     assert (
-        f"for TensorFlow 2.98.0, 2.98.1, and this is {tf.__version__}; "
+        f"for TensorFlow 2.98.0, 2.98.1, not {tf.__version__}; "
         "run python -m tfrs_embed.kernels.build" in str(status)
     )
 
