@@ -576,4 +576,4 @@ def test_other_wrong_inputs_of_limits(model, tmp_path, capsys):
         assert option.partition("=")[0] in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["limits", model, "--topology=v9-8"])
-    assert "Unknown topology 'v9-8'" in capsys.readouterr().err
+    assert "Unknown TPU slice 'v9-8'" in capsys.readouterr().err

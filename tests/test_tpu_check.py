@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfrs_embed import __main__ as command
 from tfrs_embed import tpu_check
+from tfrs_embed.sparsecore import Topology
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -57,6 +58,17 @@ def test_slices(name, shape, replicas, sparse_cores, hardware):
 def test_slices_that_are_not_there(name, message):
     with pytest.raises(ValueError, match=message):
         tpu_check.Slice.of(name)
+
+
+def test_a_topology_is_a_slice_with_sparse_cores():
+    topology = Topology.of("v5p:2x2x1")
+    assert (topology.chips, topology.sparse_cores) == (4, 4)
+    assert topology.name == "v5p:2x2x1"
+    assert Topology.of("v6e-8").shards == 16
+    with pytest.raises(ValueError, match="v5e has no SparseCores"):
+        Topology.of("v5litepod-4")
+    with pytest.raises(ValueError, match="Unknown TPU slice 'v9-8'"):
+        Topology.of("v9-8")
 
 
 def test_a_slice_is_a_name():

@@ -5,6 +5,7 @@ Example:
     v5p:2x2x1 (4 chips of 4 SparseCores)
 """
 
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check.checking import check
 from tfrs_embed.tools.tpu_check.compiling import Compiled, Compiler
 from tfrs_embed.tools.tpu_check.errors import CheckError
@@ -14,7 +15,6 @@ from tfrs_embed.tools.tpu_check.report import (
     CheckedProgram,
     Report,
 )
-from tfrs_embed.tools.tpu_check.slices import Slice
 
 __all__ = [
     "CheckError",

@@ -1,4 +1,4 @@
-"""The places in a user's code that an error comes from."""
+"""Names the layer's call and the user's line that an error is about."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.sparsecore.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.tools.tpu_check.recording import Recorded
 
-#: At most as many places are named.
-_PLACES = 5
-_OWN = str(pathlib.Path(__file__).parents[1]) + os.sep
+#: The number of lines that are named.
+_MOST = 5
+_OWN = str(pathlib.Path(__file__).parents[2]) + os.sep
 
-#: The methods that users call, or that updates run in.
+#: The methods that users call or that update tables, and their names in errors.
 _METHODS: tuple[tuple[type, str, str], ...] = (
     (TableLayer, "call", "call"),
     (All2AllDenseEmbedding, "call", "call"),
@@ -37,50 +37,23 @@ _METHODS: tuple[tuple[type, str, str], ...] = (
 )
 
 
-class Blamed:
-    """The first call of a layer that raised an error.
-
-    Its text is shorter than after Keras and AutoGraph have added theirs.
-    """
-
-    def __init__(self) -> None:
-        self.message: str | None = None
-        self._calls: dict[tuple[int, str], int] = {}
-        self._running: set[tuple[int, str]] = set()
-
-    @contextlib.contextmanager
-    def count(self, owner: Any, what: str) -> Iterator[int]:
-        """Counts the calls of an object's method; yields this one's number.
-
-        A call of the base class's method inside belongs to it.
-        """
-        key = (id(owner), what)
-        if key in self._running:
-            yield self._calls[key]
-            return
-        self._calls[key] = self._calls.get(key, 0) + 1
-        self._running.add(key)
-        try:
-            yield self._calls[key]
-        finally:
-            self._running.remove(key)
-
-
 @contextlib.contextmanager
-def blaming() -> Iterator[Blamed]:
-    """Watches the calls of this library's layers.
+def blaming() -> Iterator[list[str]]:
+    """Catches errors in calls of this library's layers.
 
     Yields:
-        The first call that raised.
+        A list that gets the text of the first error, with the layer's name and
+        the user's line. The text is shorter than after Keras and AutoGraph
+        have added theirs.
     """
-    blamed = Blamed()
+    found: list[str] = []
     with contextlib.ExitStack() as stack:
         for cls, name, what in _METHODS:
             for owner in _family(cls):
                 if name in vars(owner):
-                    watched = _watched(getattr(owner, name), what, blamed)
+                    watched = _watched(getattr(owner, name), what, found)
                     stack.enter_context(mock.patch.object(owner, name, watched))
-        yield blamed
+        yield found
 
 
 def _family(cls: Any) -> Iterator[Any]:
@@ -90,61 +63,48 @@ def _family(cls: Any) -> Iterator[Any]:
 
 
 def _watched(
-    method: Callable[..., Any], what: str, blamed: Blamed
+    method: Callable[..., Any], what: str, found: list[str]
 ) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with blamed.count(self, what) as number:
-            try:
-                return method(self, *args, **kwargs)
-            except Exception as error:
-                if blamed.message is None:
-                    kind = type(self).__name__
-                    name = getattr(self, "name", None)
-                    layer = f"{kind} '{name}'" if name else kind
-                    place = _user_frame(tf_stack.extract_stack())
-                    blamed.message = (
-                        f"{what} {layer} (number {number}"
-                        f"{f', at {place}' if place else ''}): {error}"
-                    )
-                raise
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if not found:
+                kind = type(self).__name__
+                name = getattr(self, "name", None)
+                layer = f"{kind} '{name}'" if name else kind
+                place = _user_line(tf_stack.extract_stack())
+                at = f" (at {place})" if place else ""
+                found.append(f"{what} {layer}{at}: {error}")
+            raise
 
     return watched
 
 
 def locate(recorded: Recorded, kinds: Collection[str]) -> list[str]:
-    """Finds operations of some kinds in a function.
+    """Returns the names and the user's lines of a function's operations.
 
-    Args:
-        recorded: the function.
-        kinds: the kinds.
-
-    Returns:
-        A line for each, with its name and where the user's code made it.
+    Only operations of these kinds that run on the TPU count.
     """
-    if not kinds:
-        return []
     places = []
     for op in operations(recorded.function.graph):
-        if op.type not in kinds or _on_host(op):
+        on_host = "_xla_outside_compilation" in op.node_def.attr
+        if op.type not in kinds or on_host:
             continue
-        place = _user_frame(op.traceback)
+        place = _user_line(op.traceback)
         line = f"{op.type} '{op.name}'" + (f", {place}" if place else "")
         if line not in places:
             places.append(line)
-    more = len(places) - _PLACES
+    more = len(places) - _MOST
     if more > 0:
-        places[_PLACES:] = [f"and {more} more"]
+        places[_MOST:] = [f"and {more} more"]
     return places
 
 
-def _on_host(op: tf.Operation) -> bool:
-    return "_xla_outside_compilation" in op.node_def.attr
-
-
-def _user_frame(frames: Iterable[Any] | None) -> str | None:
-    """The innermost frame that is the user's own code."""
+def _user_line(frames: Iterable[Any] | None) -> str | None:
+    """The innermost line outside of libraries, as "file:number"."""
     found = None
     for frame in frames or ():
         if not _is_library(frame.filename):

@@ -1,8 +1,8 @@
-"""TensorFlow's bridge: from a traced function to the programs of the TPUs.
+"""TensorFlow's bridge: turns a traced function into the programs of the TPUs.
 
-The passes are those that the runtime runs before a TPUStrategy's function: they
-take out what runs on the host, lift reads and writes of variables out of the
-programs, and cut pipelined loops into their stages.
+The runtime runs the same passes before a TPUStrategy's function. They take
+out the operations of the host, move reads and writes of variables out of the
+programs, and split pipelined loops into stages.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tfrs_embed.compat.private_tensorflow import (
     handle_data_util,
     pywrap_mlir,
 )
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import offline
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.recording import Recorded
-from tfrs_embed.tools.tpu_check.slices import Slice
 
 _PIPELINE = "tf-replicated-clustering-bridge-v2"
 _PROGRAM = re.compile(
     r"^  func\.func private @(_func\w*)\((.*?)^  }$", re.DOTALL | re.MULTILINE
 )
-# Of one replica, the host's own name.
+# A program of one replica has the host's own name.
 _HOST = re.compile(
     r'"tf_device\.launch"\(\) <\{device = "(?:TPU_REPLICATED_HOST|[^"]*CPU:)'
 )
@@ -49,10 +49,10 @@ class Bridged:
 
     Attributes:
         name: the function's name.
-        text: the module.
+        text: the MLIR module.
         programs: the text of each TPU program, a function of the module.
-        host_operations: how often each kind of operation runs on the host
-            within a step, for one replica.
+        host_operations: the number of operations of each kind that run on the
+            host in a step of one replica.
     """
 
     name: str
@@ -62,14 +62,7 @@ class Bridged:
 
 
 def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
-    """Runs TensorFlow's clustering bridge on a function.
-
-    Args:
-        recorded: the function.
-        tpu_slice: the slice whose devices it was traced for.
-
-    Returns:
-        The programs.
+    """Runs TensorFlow's clustering bridge on a function traced for a slice.
 
     Raises:
         CheckError: the bridge refuses the function.
@@ -81,24 +74,16 @@ def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
         raise CheckError(
             f"TensorFlow's bridge found no TPU program in '{recorded.name}'."
         )
-    return Bridged(
-        recorded.name,
-        bridged,
-        programs,
-        _host_operations(bridged),
-    )
+    return Bridged(recorded.name, bridged, programs, _host_operations(bridged))
 
 
 def run_passes(text: str, pipeline: str, what: str) -> str:
-    """Runs MLIR passes.
+    """Returns an MLIR module after a pipeline of passes.
 
     Args:
         text: the module.
         pipeline: the passes.
-        what: what the module is, for errors.
-
-    Returns:
-        The module after them.
+        what: the module's name in errors.
 
     Raises:
         CheckError: a pass failed.
@@ -107,10 +92,10 @@ def run_passes(text: str, pipeline: str, what: str) -> str:
         with _without_log():
             result = tf.mlir.experimental.run_pass_pipeline(text, pipeline)
     except tf.errors.OpError as error:
-        # Without a cause: its text may contain the whole program.
+        # Not raised as the cause: its text may contain the whole program.
         message = error.message
     else:
-        # Not all failures raise.
+        # Some failures only return a message.
         if result.startswith("module"):
             return result
         message = result
@@ -118,14 +103,14 @@ def run_passes(text: str, pipeline: str, what: str) -> str:
 
 
 def _operations(message: str) -> list[str]:
-    """The kinds of operations that an error is about."""
+    """The kinds of operations that an error names."""
     head = message.partition(" = ")[0]
     found = re.findall(r"'tf\.(\w+)' op", head)
     return [kind for kind in found if not kind.startswith("_")]
 
 
 def _shortened(message: str) -> str:
-    """A pass's complaint, without the operations that it prints."""
+    """A pass's error, without the operations that it prints."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = [
         _PLACE.sub("", line)
@@ -137,7 +122,7 @@ def _shortened(message: str) -> str:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Keeps TensorFlow's kernels from writing a line for each operation."""
+    """Silences TensorFlow's C++ code, which logs a line per operation."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -152,8 +137,8 @@ def _without_log() -> Iterator[None]:
 def _import(function: Any, tpu_slice: Slice) -> str:
     """A function in TensorFlow's MLIR dialect.
 
-    Arguments that are variables become typed handles in its body, as they are
-    when the runtime, which knows the values, compiles it.
+    Arguments that are variables become typed handles in the body, as when the
+    runtime, which knows the values, compiles the function.
     """
     definition = function.function_def
     made = type(definition)()
@@ -195,10 +180,8 @@ def _import(function: Any, tpu_slice: Slice) -> str:
     text = pywrap_mlir.ImportFunction(
         context.context()._handle, str(made).encode(), b"", False
     )
-    if isinstance(text, bytes):
-        text = text.decode()
-    # The runtime says which devices there are. Without it the bridge takes a
-    # program of one replica for one of the host.
+    # In a real run the runtime gives the devices. Without devices the bridge
+    # treats a program of one replica as one of the host.
     devices = ", ".join(f'"{name}"' for name in offline.devices(tpu_slice))
     head = "module attributes {"
     return text.replace(head, f"{head}tf.devices = [{devices}], ", 1)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat.strategies import NoValuesError
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import tpu_library
 from tfrs_embed.tools.tpu_check.blame import blaming, locate
 from tfrs_embed.tools.tpu_check.bridge import Bridged, bridge
@@ -28,7 +29,6 @@ from tfrs_embed.tools.tpu_check.report import (
     CheckedProgram,
     Report,
 )
-from tfrs_embed.tools.tpu_check.slices import Slice
 
 
 def check(
@@ -38,16 +38,16 @@ def check(
     compiler: Compiler | None = None,
     output: str | pathlib.Path | None = None,
 ) -> Report:
-    """Takes the TPU programs of some code through TensorFlow and libtpu.
+    """Checks that TensorFlow and libtpu accept the TPU programs of some code.
 
-    The code runs as it would on a TPU VM, but each function with a TPU program
-    is only traced: by TensorFlow's own `tf.distribute.TPUStrategy`, for the
-    devices of a slice. A call of it answers with zeros; a second call with the
-    same signature raises `tf.errors.OutOfRangeError`, which ends Keras's loops.
-    TensorFlow's bridge then makes TPU programs of what was traced, its TPU
-    kernels lower them, and libtpu's compiler compiles them. Tables, and other
-    variables of 1 MiB or more, have no values and take no memory: code that
-    reads such a table, for instance to save it, is stopped there.
+    The code runs as on a TPU VM, but functions with a TPU program are only
+    traced, by TensorFlow's own `tf.distribute.TPUStrategy`, for the devices of
+    the slice. The first call of such a function returns zeros; a second call
+    with the same signature raises `tf.errors.OutOfRangeError`, which ends
+    Keras's loops. Then TensorFlow's bridge makes TPU programs of the traced
+    functions, TensorFlow's TPU kernels lower them, and libtpu compiles them.
+    Tables, and other variables of 1 MiB or more, have no values and take no
+    memory: code that reads such a table, for instance to save it, is stopped.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -66,24 +66,24 @@ def check(
         traced and lowered by TensorFlow 2.20.0: ok
         ...
 
-    It shows that a slice's software takes the programs. It shows no numbers, no
-    speed, and no transfer between a host and its TPUs.
+    The check computes no numbers, measures no speed, and tests no transfers
+    between a host and its TPUs.
 
     Args:
-        program: the code; it gets the strategy.
+        program: the code, a function of the strategy.
         topology: a slice, "v5p:2x2x1" or "v5p-8".
-        compiler: a Python with jax and libtpu; None: this one, if it has them,
-            else the programs are not compiled.
-        output: a folder for the programs' texts; None: they are not kept.
+        compiler: a Python with jax and libtpu; None: this one, if both are
+            installed; else the programs are not compiled.
+        output: a folder for the programs' texts; None: they are not written.
 
     Returns:
         The report.
 
     Raises:
-        CheckError: TensorFlow can't trace the code, or refuses what it traced.
-            The message names the layer's call, or the operation.
-        ValueError: there is no such slice.
-        TypeError: the slice is not a name.
+        CheckError: TensorFlow can't trace the code, or refuses a program. The
+            message names the layer's call, or the operation.
+        ValueError: the slice does not exist.
+        TypeError: `topology` is not a name.
     """
     tpu_slice = Slice.of(topology)
     tpu_library.require()
@@ -94,11 +94,12 @@ def check(
             "the code called no tf.function with strategy.run in it: there is "
             "no TPU program to check."
         )
+    tpu_library.set_sparse_cores(tpu_slice.sparse_cores)
     bridged, programs = [], []
     for recorded in recorder.functions:
         with _located(recorded):
             bridged.append(bridge(recorded, tpu_slice))
-            programs.append(lower(bridged[-1], tpu_slice))
+            programs.append(lower(bridged[-1]))
     if output is not None:
         _write(pathlib.Path(output), bridged, programs)
     ready = [p for of in programs for p in of if p.stablehlo is not None]
@@ -144,15 +145,15 @@ def _trace(
         except NoValuesError as error:
             recorder.ended_by = str(error)
         except Exception as error:
-            if blamed.message is None:
+            if not blamed:
                 raise
-            raise CheckError(blamed.message) from error
+            raise CheckError(blamed[0]) from error
     return recorder
 
 
 @contextmanager
 def _located(recorded: Recorded) -> Iterator[None]:
-    """Adds to an error where its operations are in the user's code."""
+    """Adds the user's lines of an error's operations to the error."""
     try:
         yield
     except CheckError as error:
@@ -172,8 +173,6 @@ def _write(
     for b, of in zip(bridged, programs, strict=True):
         (folder / f"{b.name}.bridge.mlir").write_text(b.text, encoding="utf-8")
         for p in of:
-            name = p.name.replace("/", ".")
             if p.stablehlo is not None:
-                (folder / f"{name}.stablehlo").write_text(
-                    p.stablehlo, encoding="utf-8"
-                )
+                path = folder / f"{p.name.replace('/', '.')}.stablehlo"
+                path.write_text(p.stablehlo, encoding="utf-8")

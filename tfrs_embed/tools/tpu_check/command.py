@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
@@ -25,7 +26,16 @@ from tfrs_embed.tools.tpu_check.checking import check
 from tfrs_embed.tools.tpu_check.compiling import Compiler
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.report import Report
-from tfrs_embed.tools.tpu_check.slices import Slice
+
+# What --json prints of a report and of a program.
+_OF_REPORT = ("tensorflow", "compiler", "not_compiled", "ended", "ended_by")
+_OF_PROGRAM = (
+    "name",
+    "argument_bytes",
+    "buffer_bytes",
+    "unknown_shapes",
+    "collectives",
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -74,14 +84,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Args:
-        args: the arguments.
-
-    Returns:
-        The process's exit status: 1 if a program was refused.
-    """
+    """Runs the command; returns the exit status, 1 if a program was refused."""
     compiler = Compiler(args.compiler) if args.compiler else None
     try:
         report = check(
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     except InputError as error:
         return fail(error, WRONG)
     except CheckError as error:
-        # Below the reason there may be a list of places in the code.
+        # The text may have several lines, which `fail` would join.
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
@@ -107,37 +110,29 @@ def run(args: argparse.Namespace) -> int:
 
 def _as_json(report: Report) -> dict[str, Any]:
     """The report without the programs' texts, which --output writes."""
+    functions = [
+        {
+            "name": function.name,
+            "host_operations": function.host_operations,
+            "programs": [
+                {
+                    **{name: getattr(p.program, name) for name in _OF_PROGRAM},
+                    "compiled": p.compiled and dataclasses.asdict(p.compiled),
+                }
+                for p in function.programs
+            ],
+        }
+        for function in report.functions
+    ]
     return {
         "slice": report.slice.name,
-        "tensorflow": report.tensorflow,
-        "compiler": report.compiler,
-        "not_compiled": report.not_compiled,
-        "ended": report.ended,
-        "ended_by": report.ended_by,
-        "functions": [
-            {
-                "name": function.name,
-                "host_operations": function.host_operations,
-                "programs": [
-                    {
-                        "name": checked.program.name,
-                        "argument_bytes": checked.program.argument_bytes,
-                        "buffer_bytes": checked.program.buffer_bytes,
-                        "unknown_shapes": checked.program.unknown_shapes,
-                        "collectives": checked.program.collectives,
-                        "compiled": checked.compiled
-                        and dataclasses.asdict(checked.compiled),
-                    }
-                    for checked in function.programs
-                ],
-            }
-            for function in report.functions
-        ],
+        **{name: getattr(report, name) for name in _OF_REPORT},
+        "functions": functions,
     }
 
 
 def _program(program: str, arguments: Sequence[str]) -> Callable[[Any], Any]:
-    """The code to check, as a function of the strategy."""
+    """Returns a function of the strategy that runs the code to check."""
     path, _, name = program.rpartition(":")
     if not path.endswith(".py"):
         path, name = program, ""
@@ -167,6 +162,6 @@ def _run_script(path: str) -> None:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
-        # A script's own way to say that it can't go on.
+        # A script reports a failure by its exit status.
         if ended.code not in (None, 0):
             raise CheckError(f"{path} ended with {ended.code}") from None

@@ -1,13 +1,15 @@
-"""Compiles TPU programs with libtpu. Run in a Python that has jax and libtpu.
+"""Compiles TPU programs with libtpu, in a Python that has jax and libtpu.
 
     python compile_programs.py TOPOLOGY FILE.stablehlo...
 
-It stands alone, as TensorFlow's wheel for TPUs and a newer libtpu can't be in
-one process. It prints a line of JSON for the compiler and one for each file.
+The script imports no TensorFlow: TensorFlow's wheel for TPUs and a newer libtpu
+can't be in one process. It prints a line of JSON for the compiler, then the
+fields of `compiling.Compiled` for each file.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -18,19 +20,18 @@ from typing import Any
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Only one process at a time can have TPUs; any number can compile for them.
+# Several processes may compile at once; only one could use TPUs.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
-#: Instructions that work on SparseCores.
+#: Instructions of SparseCores.
 _SPARSE = re.compile(
     r'custom_call_target="(SparseGather|SparseMapRow|PartitionCsr|'
     r'AllToAllDynamic)"'
 )
-_COLLECTIVE = re.compile(r" (all-reduce|all-to-all|all-gather)(?:-start)?\(")
 
 
 def main(arguments: list[str]) -> None:
-    """Compiles each file."""
+    """Compiles each file and prints the results."""
     topology, *paths = arguments
     client, options, devices = _connect(topology)
     print(json.dumps({"compiler": _version(client)}), flush=True)
@@ -42,8 +43,8 @@ def main(arguments: list[str]) -> None:
             found = _compile(client, options, devices, text)
         except Exception as error:
             found = {"error": re.sub(r"\s+", " ", str(error))[:2000]}
-        found["file"] = path
-        found["seconds"] = round(time.perf_counter() - start, 2)
+        seconds = round(time.perf_counter() - start, 2)
+        found = {"error": None, "seconds": seconds, **found}
         print(json.dumps(found), flush=True)
 
 
@@ -84,27 +85,24 @@ def _compile(
             compile_options=options,
         )
     memory = executable.get_compiled_memory_stats()
-    found: dict[str, Any] = {
-        "argument_bytes": memory.argument_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "code_bytes": memory.generated_code_size_in_bytes,
-    }
+    found: dict[str, Any] = {"temporary_bytes": memory.temp_size_in_bytes}
     try:
         module = executable.hlo_modules()[0].to_string()
     except Exception:
-        module = None  # jaxlib can't read that of a much newer libtpu.
-    if module is not None:
-        found["sparse_instructions"] = _counted(_SPARSE.findall(module))
-        found["collectives"] = _counted(_COLLECTIVE.findall(module))
+        pass  # jaxlib can't read the module of a much newer libtpu.
+    else:
+        found["sparse_instructions"] = dict(
+            collections.Counter(sorted(_SPARSE.findall(module)))
+        )
     try:
         analysis = executable.cost_analysis()
     except Exception:
-        analysis = None
+        analysis = {}
     if isinstance(analysis, list):
-        analysis = analysis[0] if analysis else None
+        analysis = analysis[0] if analysis else {}
     for key, name in (("flops", "flops"), ("bytes_accessed", "bytes accessed")):
-        value = (analysis or {}).get(name, -1)
-        found[key] = value if value >= 0 else None  # -1: it doesn't know.
+        value = analysis.get(name, -1)
+        found[key] = value if value >= 0 else None  # -1: unknown.
     return found
 
 
@@ -114,15 +112,11 @@ def _version(client: Any) -> str:
         import libtpu
 
         library = libtpu.get_library_path()
-    # The package's folder has its version beside it.
+    # The folder beside the package's has the version in its name.
     package = pathlib.Path(library).parent
     for found in package.parent.glob("libtpu-*.dist-info"):
         return found.name.removesuffix(".dist-info").replace("-", " ", 1)
     return " ".join(client.platform_version.split())
-
-
-def _counted(names: list[str]) -> dict[str, int]:
-    return {name: names.count(name) for name in sorted(set(names))}
 
 
 if __name__ == "__main__":

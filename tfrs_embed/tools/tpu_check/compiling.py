@@ -1,4 +1,4 @@
-"""Compiles programs with libtpu, in a process of its own."""
+"""Compiles programs with libtpu, in another process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import compile_programs
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.lowering import Program
-from tfrs_embed.tools.tpu_check.slices import Slice
 
 _NEEDED = ("jax", "libtpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The compiler's verdict on a program.
+    """The compiler's result for a program.
 
     Example:
         With the report of `check`'s example:
@@ -33,16 +33,16 @@ class Compiled:
         True
 
     Attributes:
-        error: the reason to refuse the program; None: it is accepted.
-        seconds: how long it took.
-        flops: the operations on floating-point numbers that it counts on the
-            TensorCore; None if it doesn't say.
-        bytes_accessed: the bytes that it counts as read and written; None if it
-            doesn't say.
-        temporary_bytes: the memory for intermediate results, by this
-            compilation; a run's may differ.
-        sparse_instructions: how often it has each kind of instruction for
-            SparseCores; None where its text can't be read.
+        error: why the compiler refuses the program; None: it accepts it.
+        seconds: how long the compilation took.
+        flops: floating-point operations of the TensorCore, as the compiler
+            counts them; None if unknown.
+        bytes_accessed: bytes read and written, as the compiler counts them;
+            None if unknown.
+        temporary_bytes: memory for intermediate results in this compilation; a
+            run may need other amounts.
+        sparse_instructions: the number of SparseCore instructions, by kind;
+            None if the compiled program can't be read.
     """
 
     error: str | None
@@ -62,8 +62,8 @@ class Compiler:
         Compiler(python='compiler/bin/python', library=None)
 
     Attributes:
-        python: its path.
-        library: the path of another libtpu.so than its own, or None.
+        python: the path of the Python.
+        library: the path of a libtpu.so to use in place of its own, or None.
     """
 
     python: str
@@ -74,7 +74,7 @@ class Compiler:
         """Finds jax and libtpu in this Python.
 
         Returns:
-            This Python as the compiler; None if it lacks one of them.
+            This Python as the compiler; None if jax or libtpu is missing.
         """
         if all(importlib.util.find_spec(name) for name in _NEEDED):
             return cls(sys.executable)
@@ -86,14 +86,14 @@ class Compiler:
         """Compiles programs.
 
         Args:
-            programs: the programs; each has a text in StableHLO.
-            tpu_slice: the slice.
+            programs: the programs; each must have a text in StableHLO.
+            tpu_slice: the slice to compile for.
 
         Returns:
-            The compiler's version, and its verdict on each program.
+            The compiler's version, and the result for each program.
 
         Raises:
-            CheckError: there is no such compiler, or it ended.
+            CheckError: the Python can't be run, or the process fails.
         """
         with tempfile.TemporaryDirectory(prefix="tpu-check-") as folder:
             paths = []
@@ -103,17 +103,7 @@ class Compiler:
                 path.write_text(program.stablehlo, encoding="utf-8")
                 paths.append(str(path))
             version, lines = self._run([tpu_slice.name, *paths], len(paths))
-        return version, [
-            Compiled(
-                line.get("error"),
-                line["seconds"],
-                line.get("flops"),
-                line.get("bytes_accessed"),
-                line.get("temporary_bytes"),
-                line.get("sparse_instructions"),
-            )
-            for line in lines
-        ]
+        return version, [Compiled(**line) for line in lines]
 
     def _run(
         self, arguments: list[str], number: int
@@ -121,7 +111,7 @@ class Compiler:
         environment = {
             key: value
             for key, value in os.environ.items()
-            # Those of a program that has TPUs, or of this one's packages.
+            # The other Python has packages of its own.
             if key != "PYTHONPATH"
         }
         if self.library is not None:

@@ -1,4 +1,4 @@
-"""The error of a check."""
+"""The error that a check raises."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class CheckError(Exception):
         the code called no tf.function with strategy.run in it: ...
 
     Args:
-        message: why.
-        operations: the kinds of operations that it is about, if any.
+        message: the reason.
+        operations: the kinds of operations that the error is about, if any.
     """
 
     def __init__(self, message: str, operations: Sequence[str] = ()) -> None:

@@ -1,6 +1,6 @@
-"""From a TPU program in TensorFlow's operations to one in StableHLO.
+"""Lowers TPU programs from TensorFlow's operations to StableHLO.
 
-TensorFlow's own kernels for TPUs do it, as when a TPU compiles the program.
+TensorFlow's own TPU kernels do it, as when a TPU compiles the program.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from tfrs_embed.tools.tpu_check import tpu_library
 from tfrs_embed.tools.tpu_check.bridge import Bridged, run_passes
 from tfrs_embed.tools.tpu_check.errors import CheckError
-from tfrs_embed.tools.tpu_check.slices import Slice
 
 _INFERENCE = "tf-shape-inference"
 _PASSES = (
@@ -26,7 +24,7 @@ _PASSES = (
     "xla-legalize-tf-communication,canonicalize,hlo-legalize-to-stablehlo"
 )
 _HEAD = "module attributes {tf.versions = {producer = 2000 : i32}} {\n"
-# Attributes of arguments, which say where they come from.
+# Attributes that say where an argument comes from.
 _ATTRIBUTES = re.compile(r' \{(?:mhlo\.|tf\.)(?:[^{}"]|"[^"]*")*\}(?=[,)])')
 _BOUNDS = re.compile(r"#mhlo\.type_extensions<bounds = \[([^\]]+)\]>")
 _OP = re.compile(r'"tf\.(\w+)"')
@@ -38,10 +36,16 @@ _ARGUMENT = re.compile(
     r"%arg\d+: tensor<((?:[\d?]+x)*[a-z]+\d+)"
     r"(?:, #mhlo\.type_extensions<bounds = \[([^\]]*)\]>)?>"
 )
-#: Stands for a size that isn't known.
+_COLLECTIVES = (
+    "CrossReplicaSum",
+    "AllToAll",
+    "XlaAllReduce",
+    "CollectivePermute",
+)
+#: Replaces a size that is unknown until the program runs.
 _STAND_IN = 8
 _SIGNATURE = re.compile(r"func\.func (?:private )?@\w+\(")
-# Operations of older TPUs' embedding cores: only libtpu can lower them.
+# Operations of embedding cores (v2 to v4): only libtpu can lower them.
 _CORE_OP = re.compile(r'"tf\.(Xla(?:Recv|Send)TPUEmbedding\w+)"')
 _DEDUPLICATION = re.compile(
     r'^ *(%\w+) = "tf\.XlaRecvTPUEmbeddingDeduplicationData\w*"'
@@ -53,7 +57,7 @@ _CORE_CALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class SparseCoreCall:
-    """A call of the SparseCores in a program.
+    """A lookup or an update on SparseCores in a program.
 
     Example:
         With the report of `check`'s example:
@@ -64,12 +68,12 @@ class SparseCoreCall:
 
     Attributes:
         operation: TensorFlow's operation.
-        table: the stack of tables that it looks up or updates.
-        rows: its rows on one chip, with padding.
-        dim: its width.
-        slots: the slots of its optimizer; None in a lookup.
+        table: the stack of tables.
+        rows: the stack's rows on one chip, padding included.
+        dim: the width of a row.
+        slots: the number of the optimizer's slots; None in a lookup.
         max_ids: the limit of ids.
-        max_unique_ids: the limit of different ids.
+        max_unique_ids: the limit of unique ids.
     """
 
     operation: str
@@ -93,19 +97,20 @@ class Program:
         ('lookup', 1)
 
     Attributes:
-        name: the function that it is part of, and its number there.
-        calls: its calls of the SparseCores.
-        argument_bytes: size of its arguments on one chip: tables, other
+        name: the function's name, and the program's number in the function.
+        calls: the lookups and updates on SparseCores.
+        argument_bytes: bytes of the arguments on one chip: tables, other
             variables, its part of the batch.
-        buffer_bytes: size of the SparseCores' buffers of ids among that.
-        unknown_shapes: the number of arguments whose shapes are known as the
-            program runs only: it is compiled anew for each that comes. It was
-            checked with 8 for each size that isn't known.
-        collectives: how often it has each kind of operation between replicas.
-        operations: how many operations of TensorFlow's it has of each kind.
-        tensorflow: its text in TensorFlow's operations.
-        stablehlo: its text in StableHLO; None where embedding cores take part,
-            which only libtpu can lower: the rest was lowered without them.
+        buffer_bytes: bytes of the SparseCores' buffers of ids, which are
+            arguments too.
+        unknown_shapes: the number of arguments whose shapes are unknown until
+            the program runs: the runtime compiles the program for each shape.
+            The check used 8 for each unknown size.
+        collectives: the number of operations between replicas, by kind.
+        operations: the number of TensorFlow's operations, by kind.
+        tensorflow: the program's text in TensorFlow's operations.
+        stablehlo: the program's text in StableHLO. None if it uses embedding
+            cores, which only libtpu can lower; the rest was lowered.
     """
 
     name: str
@@ -119,50 +124,24 @@ class Program:
     stablehlo: str | None
 
 
-def lower(bridged: Bridged, tpu_slice: Slice) -> list[Program]:
-    """Lowers a function's programs.
-
-    Args:
-        bridged: the function after TensorFlow's bridge.
-        tpu_slice: the slice.
-
-    Returns:
-        Its programs.
+def lower(bridged: Bridged) -> list[Program]:
+    """Lowers the programs of a function to StableHLO.
 
     Raises:
-        CheckError: an operation can't be on a TPU, or is not as it must be
-            there.
+        CheckError: an operation, or its arguments, can't be on a TPU.
     """
-    tpu_library.set_sparse_cores(tpu_slice.sparse_cores)
-    programs = []
-    for number, text in enumerate(bridged.programs):
-        name = bridged.name
-        if len(bridged.programs) > 1:
-            name = f"{name}/{number}"
-        programs.append(_lower(name, text))
-    return programs
+    several = len(bridged.programs) > 1
+    return [
+        _lower(f"{bridged.name}/{i}" if several else bridged.name, text)
+        for i, text in enumerate(bridged.programs)
+    ]
 
 
 def _lower(name: str, text: str) -> Program:
     operations = collections.Counter(_OP.findall(text))
     calls = tuple(_calls(text))
-    stablehlo: str | None = _to_stablehlo(name, _without_cores(text))
-    assert stablehlo is not None
+    stablehlo = _to_stablehlo(name, _without_cores(text))
     _check_calls(name, calls, stablehlo)
-    if _CORE_OP.search(text):
-        stablehlo = None
-    collectives = collections.Counter(
-        {
-            kind: operations[kind]
-            for kind in (
-                "CrossReplicaSum",
-                "AllToAll",
-                "XlaAllReduce",
-                "CollectivePermute",
-            )
-            if operations[kind]
-        }
-    )
     arguments = _arguments(text)
     return Program(
         name,
@@ -170,10 +149,12 @@ def _lower(name: str, text: str) -> Program:
         sum(a.bytes for a in arguments),
         sum(a.bytes for a in arguments if a.bounded),
         sum(a.unknown for a in arguments),
-        collectives,
+        collections.Counter(
+            {kind: n for kind, n in operations.items() if kind in _COLLECTIVES}
+        ),
         operations,
         text,
-        stablehlo,
+        None if _CORE_OP.search(text) else stablehlo,
     )
 
 
@@ -183,10 +164,8 @@ def _to_stablehlo(name: str, text: str) -> str:
     module = _BOUNDS.sub(r"#stablehlo.bounds<\1>", f"{head}\n{body}")
     inference = _INFERENCE
     arguments = _arguments(text)
-    if any(argument.unknown for argument in arguments):
-        shapes = ":".join(
-            ",".join(map(str, argument.shape)) for argument in arguments
-        )
+    if any(a.unknown for a in arguments):
+        shapes = ":".join(",".join(map(str, a.shape)) for a in arguments)
         inference += f"{{input-arg-shapes={shapes}}}"
     lowered = run_passes(
         f"{_HEAD}{module}\n}}\n", inference + _PASSES, f"program '{name}'"
@@ -204,9 +183,8 @@ def _to_stablehlo(name: str, text: str) -> str:
 def _without_cores(text: str) -> str:
     """Replaces the operations of embedding cores by unknown calls.
 
-    So the rest of the program can be lowered. The data that tell the cores
-    which ids are equal have a type that no other operation takes: they are
-    left out.
+    Then the rest of the program can be lowered. Deduplication data are left
+    out, as no other operation accepts their type.
     """
     lines = []
     left_out = set()
@@ -268,10 +246,10 @@ def _attribute(line: str, name: str) -> str:
 
 
 def _table_shape(line: str) -> tuple[int, int, int | None]:
-    """A call's rows and width, and its number of slots if it is an update."""
+    """The rows, the width and, in an update, the number of slots of a call."""
     operands, results = line.rpartition(" : (")[2].split(" -> ", 1)
-    # An update's results are the table and its slots. A lookup's only operand
-    # of two dimensions is the table.
+    # An update returns the table and its slots. The only operand of a lookup
+    # with two dimensions is the table.
     updates = "Grad" in line
     tables = _TABLE.findall(results if updates else operands)
     assert tables, line
@@ -283,11 +261,10 @@ class _Argument(NamedTuple):
     """An argument of a program.
 
     Attributes:
-        shape: its shape; of a size that has a bound the bound.
-        itemsize: the bytes of an element.
-        bounded: whether a size has a bound: it is a buffer of ids.
-        unknown: whether a size is known as it runs only. The runtime then
-            compiles the program for each that comes.
+        shape: the shape; a bound replaces the size it belongs to.
+        itemsize: bytes of an element.
+        bounded: whether a size has a bound: the argument is a buffer of ids.
+        unknown: whether a size is unknown until the program runs.
     """
 
     shape: tuple[int, ...]
@@ -323,7 +300,7 @@ def _arguments(text: str) -> list[_Argument]:
 def _check_calls(
     name: str, calls: tuple[SparseCoreCall, ...], stablehlo: str
 ) -> None:
-    """Checks that no operation was lost; TensorFlow would raise no error."""
+    """Checks that no SparseCore call was lost: TensorFlow raises no error."""
     lowered = _CALL.findall(stablehlo)
     limits = sorted(
         tuple(int(value) for _, value in sorted(_LIMIT.findall(rest)))

@@ -1,7 +1,7 @@
-"""A real TPUStrategy without TPUs, under which programs are only traced.
+"""A real TPUStrategy without TPUs, for tracing programs.
 
-TensorFlow's TPUStrategy asks its resolver for the devices' names and needs no
-device to trace a program. Variables are on the CPU; large ones get no memory.
+TensorFlow's TPUStrategy asks its resolver for the devices' names, and traces a
+program without any device. Variables are on the CPU; large ones get no memory.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ from tfrs_embed.compat.private_tensorflow import (
     tpu_embedding_v2,
     tpu_system_metadata,
 )
-from tfrs_embed.tools.tpu_check.slices import Slice
+from tfrs_embed.sparsecore.slices import Slice
 
-#: Of variables that get no memory, in bytes; others are initialized as usual.
+#: Variables of at least so many bytes get no memory.
 _LARGE = 1 << 20
 _HOST = "/job:localhost/replica:0/task:0/device:"
 
 
 class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
-    """Names the TPUs of a slice, all of one host, without looking for them.
+    """Names the TPUs of a slice, all on one host; none of them has to exist."""
 
-    Args:
-        tpu_slice: the slice.
-    """
-
-    #: Marks that there are no devices to run a program on.
+    #: Read by `strategies.is_offline`: there are no devices to run programs.
     offline = True
     environment = ""
     task_type = None
@@ -59,57 +55,45 @@ class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
 
     @property
     def tpu_hardware_feature(self) -> Any:
-        """The topology that TPUExtended makes a `HardwareFeature` of."""
         return topology_pb2.TPUHardwareFeature(
             embedding_feature=self.tpu_slice.embedding_feature.value,
             num_embedding_devices_per_chip=self.tpu_slice.sparse_cores,
         )
 
     def master(self, *_: Any, **__: Any) -> str:
-        """The address of TensorFlow's own process."""
-        return ""
+        return ""  # TensorFlow's own process.
 
-    def get_master(self) -> str:
-        """See `master`."""
-        return ""
+    get_master = master
 
     def cluster_spec(self) -> Any:
-        """None: there is no cluster."""
         return None
 
     def get_tpu_system_metadata(self) -> Any:
-        """The devices' names."""
         return self._metadata
 
 
 def tpu_devices(tpu_slice: Slice) -> list[str]:
-    """The full names of a slice's TPU devices, one for each replica."""
+    """The full names of a slice's TPU devices, one per replica."""
     return [f"{_HOST}TPU:{i}" for i in range(tpu_slice.replicas)]
 
 
 def devices(tpu_slice: Slice) -> list[str]:
-    """The full names of all devices that the runtime would have."""
+    """The full names of all devices of the runtime on the slice."""
     return [f"{_HOST}CPU:0", f"{_HOST}TPU_SYSTEM:0", *tpu_devices(tpu_slice)]
 
 
 @contextlib.contextmanager
 def offline(tpu_slice: Slice) -> Iterator[OfflineResolver]:
-    """Gives programs that connect to TPUs a slice that does not exist.
+    """Connects programs to the TPUs of a slice that does not exist.
 
-    Within it `TPUClusterResolver(...)` gives the slice's resolver, connecting
-    and initializing do nothing, and variables of 1 MiB or more whose value an
-    initializer computes have a shape but no memory.
-
-    Args:
-        tpu_slice: the slice.
-
-    Yields:
-        Its resolver.
+    Within, `TPUClusterResolver(...)` returns the slice's resolver, connecting
+    and initializing do nothing, and variables of 1 MiB or more that a callable
+    initializes have a shape but no memory.
     """
     resolver = OfflineResolver(tpu_slice)
 
     class Connected(OfflineResolver):
-        """Takes what a TPUClusterResolver takes, and is the slice's."""
+        """Accepts a TPUClusterResolver's arguments, returns `resolver`."""
 
         def __new__(cls, *_: Any, **__: Any) -> Any:
             return resolver
@@ -125,20 +109,12 @@ def offline(tpu_slice: Slice) -> Iterator[OfflineResolver]:
         (tf.tpu.experimental, "initialize_tpu_system", _nothing),
         (tf.tpu.experimental, "shutdown_tpu_system", _nothing),
         (tpu_cluster_resolver, "TPUClusterResolver", Connected),
-        # The embedding cores of older TPUs, which are loaded as tables are
-        # made and unloaded as they are read.
+        # Tables are copied to embedding cores when they are made, and back
+        # when they are read.
         (tpu_embedding_v2, "_load_variables_impl", _nothing),
         (tpu_embedding_v2, "_retrieve_variables_impl", _nothing),
-        (
-            tpu_embedding_v2.tpu,
-            "initialize_system_for_tpu_embedding",
-            _nothing,
-        ),
-        (
-            tpu_embedding_v2.tpu_ops,
-            "is_tpu_embedding_initialized",
-            lambda *_: False,
-        ),
+        (tpu_embedding_v2.tpu, "initialize_system_for_tpu_embedding", _nothing),
+        (tpu_embedding_v2.tpu_ops, "is_tpu_embedding_initialized", _nothing),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, value in replaced:
@@ -154,7 +130,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _without_memory(
     next_creator: Callable[..., tf.Variable], **kwargs: Any
 ) -> tf.Variable:
-    """Makes large variables without memory."""
+    """A variable creator; large variables get no memory."""
     spec = _spec(kwargs.get("initial_value"), kwargs.get("dtype"))
     if spec is None or not spec.shape.is_fully_defined():
         return next_creator(**kwargs)
@@ -171,7 +147,7 @@ def _without_memory(
 
 
 def _spec(initial_value: Any, dtype: Any) -> tf.TensorSpec | None:
-    """The spec of an initializer's value, if known without running it."""
+    """The spec of an initializer's value, if tracing the initializer tells."""
     if not callable(initial_value):
         return None
     try:
@@ -180,6 +156,5 @@ def _spec(initial_value: Any, dtype: Any) -> tf.TensorSpec | None:
         )
         [output] = graph.outputs
     except Exception:
-        # It will be run, and raise its own error.
-        return None
+        return None  # Running the initializer will raise the error.
     return tf.TensorSpec(output.shape, dtype or output.dtype)

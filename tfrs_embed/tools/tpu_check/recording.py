@@ -1,7 +1,7 @@
 """Records the functions with TPU programs that a user's code calls.
 
-They don't run: such a call returns zeros in the shapes of its results. The rest
-of the code runs as usual, on the CPU.
+The functions are traced and not run: a call returns zeros in the shapes of its
+results. Other code runs as usual, on the CPU.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import tensorflow as tf
 from tfrs_embed.compat.graphs import operations
 from tfrs_embed.compat.private_tensorflow import concrete_function
 
-#: TPUStrategy.run puts one into each graph that has a TPU program.
+#: The operation that TPUStrategy.run adds to each graph with a TPU program.
 _MARK = "TPUReplicateMetadata"
 
 
 class EndOfRecording(tf.errors.OutOfRangeError):
-    """Ends a training loop; Keras's loops take it for the end of the data."""
+    """Ends a training loop; Keras takes OutOfRangeError for the data's end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            None, None, f"{name} was called again; its program is known."
+            None, None, f"{name} was called again; its program is recorded."
         )
 
 
@@ -35,7 +35,7 @@ class Recorded:
     """A function with TPU programs.
 
     Attributes:
-        name: its name in Python, with a number behind that of a second one.
+        name: the name in Python; later functions of one name get a number.
         function: the ConcreteFunction.
     """
 
@@ -44,24 +44,21 @@ class Recorded:
 
 
 class Recorder:
-    """Keeps each function that is called, once for each way it was traced."""
+    """Records each traced function once."""
 
     def __init__(self) -> None:
         self.functions: list[Recorded] = []
-        #: Names of functions at whose second call code was stopped.
+        #: Names of functions whose second call stopped the code.
         self.ended: list[str] = []
-        #: The error that stopped the code otherwise; None: there was none.
+        #: The text of another error that stopped the code, or None.
         self.ended_by: str | None = None
         self._known: dict[int, Recorded] = {}
 
     def add(self, function: Any) -> None:
-        """Takes a call.
-
-        Args:
-            function: the ConcreteFunction.
+        """Records a ConcreteFunction that is called.
 
         Raises:
-            EndOfRecording: it was called before.
+            EndOfRecording: the function was called before.
         """
         known = self._known.get(id(function))
         if known is not None:
@@ -70,7 +67,7 @@ class Recorder:
             raise EndOfRecording(known.name)
         name = _name(function)
         taken = sum(_name(f.function) == name for f in self.functions)
-        # Two functions of one name, or one that was traced twice.
+        # Two functions may have one name; one may have been traced twice.
         found = Recorded(f"{name}_{taken + 1}" if taken else name, function)
         self._known[id(function)] = found
         self.functions.append(found)
@@ -78,11 +75,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Records the functions with TPU programs that are called within.
-
-    Yields:
-        What has been recorded.
-    """
+    """Records the functions with TPU programs that are called within."""
     recorder = Recorder()
     call_flat = concrete_function.ConcreteFunction._call_flat
 
@@ -101,7 +94,7 @@ def recording() -> Iterator[Recorder]:
 
 
 def _has_program(function: Any) -> bool:
-    """Whether a function, or one that it calls, has a TPU program."""
+    """Whether a function, or a function that it calls, has a TPU program."""
     known = getattr(function, "_tfrs_embed_has_program", None)
     if known is None:
         known = any(op.type == _MARK for op in operations(function.graph))
@@ -110,14 +103,12 @@ def _has_program(function: Any) -> bool:
 
 
 def _zeros(output: tf.Tensor) -> tf.Tensor:
-    # Of a size that is not known, something that has a first element.
+    # Code may read the first element of an unknown size.
     sizes = [] if output.shape.rank is None else output.shape.as_list()
     return tf.zeros([1 if n is None else n for n in sizes], output.dtype)
 
 
 def _name(function: Any) -> str:
     """The Python name of a traced function."""
-    name = function.name
-    if isinstance(name, bytes):
-        name = name.decode()
+    name = function.name.decode()
     return name.removeprefix("__inference_").rpartition("_")[0]

@@ -6,17 +6,17 @@ import collections
 import dataclasses
 
 from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check.compiling import Compiled
-from tfrs_embed.tools.tpu_check.lowering import Program, SparseCoreCall
-from tfrs_embed.tools.tpu_check.slices import Slice
+from tfrs_embed.tools.tpu_check.lowering import Program
 
-#: Kinds of operations on the host that are named; the rest is counted.
+#: The number of kinds of host operations that are named.
 _NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckedProgram:
-    """A program of the TPUs, and its compiler's verdict.
+    """A program of the TPUs, and the compiler's result.
 
     Example:
         With the report of `check`'s example:
@@ -27,7 +27,7 @@ class CheckedProgram:
 
     Attributes:
         program: the program.
-        compiled: the verdict of libtpu's compiler; None: it was not asked.
+        compiled: the result of libtpu's compiler; None: it was not compiled.
     """
 
     program: Program
@@ -46,12 +46,12 @@ class CheckedFunction:
         ('lookup', 1)
 
     Attributes:
-        name: its name.
-        programs: its programs. A pipelined loop has five: the first step's
-            lookup and dense part, the second's lookup, the loop's body, and
-            the updates left at its end.
-        host_operations: how often each kind of operation runs on the host in
-            the traced steps of a replica.
+        name: the function's name.
+        programs: the function's programs. A pipelined loop has five: the first
+            step's lookup and dense part, the second step's lookup, the loop's
+            body, and two for the updates that are left at the loop's end.
+        host_operations: the number of operations that run on the host in the
+            traced steps of a replica, by kind.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Report:
 
     Attributes:
         slice: the slice.
-        functions: the functions that run on it.
-        tensorflow: the version that traced and lowered them.
-        compiler: the compiler and its version; None: they were not compiled.
-        not_compiled: why not.
-        ended: functions at whose second call a loop of the code was stopped.
-        ended_by: the error that stopped the code otherwise, or None.
+        functions: the functions that run on the slice.
+        tensorflow: the version of TensorFlow that traced and lowered them.
+        compiler: the compiler and its version; None: nothing was compiled.
+        not_compiled: why nothing was compiled, or None.
+        ended: names of functions whose second call stopped a loop of the code.
+        ended_by: another error that stopped the code, or None.
     """
 
     slice: Slice
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def programs(self) -> list[CheckedProgram]:
-        """All functions' programs."""
+        """The programs of all functions."""
         return [p for f in self.functions for p in f.programs]
 
     @property
@@ -98,7 +98,6 @@ class Report:
         return [p for p in self.programs if p.compiled and p.compiled.error]
 
     def __str__(self) -> str:
-        """The report."""
         number = len(self.programs)
         many = "s" if number != 1 else ""
         lines = [
@@ -114,20 +113,15 @@ class Report:
         for function in self.functions:
             lines += ["", *_function_lines(function)]
         lines += _sparse_core_lines(self)
-        lines += [
-            line
-            for checked in self.refused
-            if checked.compiled is not None
-            for line in (
-                "",
-                f"REFUSED {checked.program.name}: {checked.compiled.error}",
-            )
-        ]
+        for checked in self.refused:
+            assert checked.compiled is not None
+            error = checked.compiled.error
+            lines += ["", f"REFUSED {checked.program.name}: {error}"]
         if self.ended:
+            names = ", ".join(self.ended)
             lines += [
                 "",
-                "The code was stopped at the second call of "
-                f"{', '.join(self.ended)}.",
+                f"The code was stopped at the second call of {names}.",
             ]
         if self.ended_by is not None:
             lines += ["", f"The code was stopped: {self.ended_by}"]
@@ -187,13 +181,11 @@ def _compiled_cells(compiled: Compiled | None) -> list[str]:
 
 
 def _sparse_core_lines(report: Report) -> list[str]:
-    """The stacks of tables, with their limits and their memory."""
-    stacks: dict[str, SparseCoreCall] = {}
-    for checked in report.programs:
-        for call in checked.program.calls:
-            # An update knows the number of slots.
-            if call.table not in stacks or call.slots is not None:
-                stacks[call.table] = call
+    """The stacks of tables, with limits and memory."""
+    calls = [c for p in report.programs for c in p.program.calls]
+    # Only updates have the number of slots.
+    calls.sort(key=lambda call: call.slots is not None)
+    stacks = {call.table: call for call in calls}
     if not stacks:
         return []
     head = (

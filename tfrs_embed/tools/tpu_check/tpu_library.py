@@ -1,7 +1,7 @@
-"""The one function of libtpu that lowering asks for, where there is no libtpu.
+"""Supplies the one function of libtpu that lowering calls, without libtpu.
 
-TensorFlow's TPU kernels call libtpu through a table of pointers, which is empty
-without it: a call would end the process.
+TensorFlow's TPU kernels call libtpu through a table of pointers. Without libtpu
+the table is empty, and a call would crash the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def require() -> None:
     """Checks that this TensorFlow can lower TPU programs without a TPU.
 
     Raises:
-        CheckError: it can't.
+        CheckError: it is not a wheel for TPUs of a known version.
     """
     known = " or ".join(_OFFSETS)
     install = f"pip install --no-deps tensorflow-tpu=={known}"
@@ -40,27 +40,14 @@ def require() -> None:
     if tf.__version__ not in _OFFSETS:
         raise CheckError(
             f"A check needs tensorflow-tpu {known}, found {tf.__version__}: "
-            "what its kernels ask of libtpu is known for those versions only. "
-            f"In an environment of its own: {install}"
+            "which functions of libtpu its kernels call is known for those "
+            f"versions only. In an environment of its own: {install}"
         )
-
-
-def set_sparse_cores(number: int) -> None:
-    """Gives TensorFlow's kernels the number of a chip's SparseCores.
-
-    Args:
-        number: SparseCores of a chip.
-
-    Raises:
-        CheckError: this TensorFlow is not a version that is known.
-    """
-    require()
-    _answer(number)
 
 
 @functools.cache
 def _slot() -> Any:
-    """The table's entry; None where libtpu has filled it."""
+    """The function's entry in the table; None if libtpu has filled it."""
     folder = os.path.dirname(tf.__file__)
     library = ctypes.CDLL(os.path.join(folder, "libtensorflow_cc.so.2"))
     table = library[_TABLE]
@@ -80,11 +67,11 @@ def _sparse_cores_per_device(result: int, _: int) -> int:
     return result
 
 
-def _answer(number: int) -> None:
+def set_sparse_cores(number: int) -> None:
+    """Tells TensorFlow's kernels how many SparseCores a chip has."""
     global _sparse_cores
     _sparse_cores = number
     slot = _slot()
     if slot is not None:
-        slot.value = ctypes.cast(
-            _sparse_cores_per_device, ctypes.c_void_p
-        ).value
+        function = ctypes.cast(_sparse_cores_per_device, ctypes.c_void_p)
+        slot.value = function.value

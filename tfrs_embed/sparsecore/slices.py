@@ -1,4 +1,4 @@
-"""TPU slices by name: their chips, replicas and embedding hardware."""
+"""TPU slices by name: chips, replicas and embedding hardware."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Feature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
-    """A generation of TPUs: the properties of its chips.
+    """The properties of one generation's chips.
 
     Attributes:
         dims: dimensions of the chips' torus.
-        counted: cores of a chip that the cloud's names count.
-        replicas: replicas of a TPUStrategy that run on a chip.
-        embedding: its embedding hardware.
-        sparse_cores: SparseCores of a chip.
+        counted: cores per chip that the cloud's names count.
+        replicas: replicas of a TPUStrategy per chip.
+        embedding: the embedding hardware.
+        sparse_cores: SparseCores per chip.
     """
 
     dims: int
@@ -41,8 +41,7 @@ _GENERATIONS = {
 }
 # The cloud's other names for v5e and v6e.
 _ALIASES = {"v5litepod": "v5e", "v6": "v6e"}
-_BY_CORES = re.compile(r"(v\d+[a-z]*)-(\d+)")
-_BY_SHAPE = re.compile(r"(v\d+[a-z]*):(\d+(?:x\d+)+)")
+_NAME = re.compile(r"(v\d+[a-z]*)(?:-(\d+)|:(\d+(?:x\d+)+))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Slice:
 
     Attributes:
         generation: "v5p" and so on.
-        shape: the chips in each dimension of their torus.
+        shape: the number of chips in each dimension of the torus.
     """
 
     generation: str
@@ -64,25 +63,22 @@ class Slice:
 
     @classmethod
     def of(cls, name: str | Slice) -> Slice:
-        """Reads a slice's name.
+        """Returns the slice with a name.
 
         Args:
-            name: by the shape of its torus of chips, "v5p:2x2x1", or as the
-                cloud spells it, "v5p-8", which counts the cores of some
-                generations.
-
-        Returns:
-            The slice.
+            name: the generation and the shape of the torus of chips,
+                "v5p:2x2x1"; or the cloud's name, "v5p-8", which counts the
+                cores of some generations.
 
         Raises:
-            ValueError: there is no such slice.
-            TypeError: not a name.
+            ValueError: the slice does not exist.
+            TypeError: `name` is not a string.
         """
         if isinstance(name, Slice):
             return name
         if not isinstance(name, str):
             raise TypeError(f"A slice is a name like 'v5p:2x2x1', got {name!r}")
-        match = _BY_SHAPE.fullmatch(name) or _BY_CORES.fullmatch(name)
+        match = _NAME.fullmatch(name)
         kind = match and _ALIASES.get(match[1], match[1])
         if match is None or kind not in _GENERATIONS:
             raise ValueError(
@@ -92,16 +88,23 @@ class Slice:
                 f"{sorted(_GENERATIONS)}."
             )
         generation = _GENERATIONS[kind]
-        if "x" in match[2]:
-            shape = tuple(int(n) for n in match[2].split("x"))
+        if match[3]:
+            shape = tuple(map(int, match[3].split("x")))
+            chips = math.prod(shape)
+            if len(shape) != generation.dims:
+                raise ValueError(
+                    f"TPU slice {name!r}: the chips of {kind} are in a torus "
+                    f"of {generation.dims} dimensions, not {len(shape)}."
+                )
         else:
-            shape = _default_shape(name, int(match[2]), generation)
-        if len(shape) != generation.dims:
-            raise ValueError(
-                f"TPU slice {name!r}: the chips of {kind} are in a torus of "
-                f"{generation.dims} dimensions, not {len(shape)}."
-            )
-        chips = math.prod(shape)
+            chips, rest = divmod(int(match[2]), generation.counted)
+            if rest or not chips:
+                raise ValueError(
+                    f"TPU slice {name!r}: its name counts cores, of which a "
+                    f"chip has {generation.counted}; {match[2]} is no multiple "
+                    "of that."
+                )
+            shape = _default_shape(chips, generation.dims)
         if chips < 1 or chips & (chips - 1):
             raise ValueError(
                 f"TPU slice {name!r} has {chips} chips; only powers of two "
@@ -111,59 +114,44 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The name by shape, which libtpu takes too."""
+        """The name with the shape, which libtpu accepts as well."""
         return f"{self.generation}:{'x'.join(map(str, self.shape))}"
 
     @property
     def chips(self) -> int:
-        """Number of chips."""
+        """The number of chips."""
         return math.prod(self.shape)
 
     @property
     def replicas(self) -> int:
-        """Replicas of a TPUStrategy on it."""
+        """The number of replicas of a TPUStrategy on the slice."""
         return self.chips * _GENERATIONS[self.generation].replicas
 
     @property
     def sparse_cores(self) -> int:
-        """SparseCores of each chip; 0: none."""
+        """The number of SparseCores per chip; 0 if the chips have none."""
         return _GENERATIONS[self.generation].sparse_cores
 
     @property
     def embedding_feature(self) -> Any:
-        """The embedding hardware of its chips."""
+        """The chips' embedding hardware, an `EmbeddingFeature`."""
         return _GENERATIONS[self.generation].embedding
 
     def __str__(self) -> str:
-        """The name and what the slice has."""
         chips = f"{self.chips} chip{'s' if self.chips > 1 else ''}"
         if self.sparse_cores:
             chips += f" of {self.sparse_cores} SparseCores"
         return f"{self.name} ({chips})"
 
 
-def _default_shape(
-    name: str, number: int, generation: _Generation
-) -> tuple[int, ...]:
-    """The shape that the cloud gives a slice with this number in its name."""
-    if number < 1 or number % generation.counted:
-        raise ValueError(
-            f"TPU slice {name!r}: its name counts cores, of which a chip has "
-            f"{generation.counted}; {number} is no multiple of that."
-        )
-    chips = number // generation.counted
-    shape = [1] * generation.dims
-    # As near to a cube as can be, the last dimensions longest; but four chips
-    # lie in a plane.
+def _default_shape(chips: int, dims: int) -> tuple[int, ...]:
+    """The shape that the cloud gives a slice of a power of two of chips.
+
+    The shape is nearly a cube whose last dimensions are the longest; but up to
+    four chips lie in a plane.
+    """
+    shape = [1] * dims
     while math.prod(shape) < chips:
-        low = min(shape)
-        at = max(i for i, n in enumerate(shape) if n == low)
-        if generation.dims == 3 and chips <= 4:
-            at = shape.index(low)
-        shape[at] *= 2
-    if math.prod(shape) != chips:
-        raise ValueError(
-            f"TPU slice {name!r} has {chips} chips; only powers of two are "
-            "supported."
-        )
+        shortest = [i for i, n in enumerate(shape) if n == min(shape)]
+        shape[shortest[0 if dims == 3 and chips <= 4 else -1]] *= 2
     return tuple(shape)
