@@ -1,8 +1,7 @@
-"""SparseCore's device ops, of all chips of an emulated slice together.
+"""SparseCores' device ops, emulated for all chips of a slice together.
 
-Each replica calls an op as a chip would. The replicas meet in a merge call, in
-which the buffers and the tables' shards of all of them are at hand, and each
-goes on with its own result.
+Each replica calls an op as a chip does. A merge call gets the buffers and the
+tables' shards of all replicas, and returns each replica's result.
 """
 
 from __future__ import annotations
@@ -39,28 +38,19 @@ _BUFFERS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """One chip's call of an op.
+    """The arguments of one chip's call of an op.
 
     Attributes:
-        buffers: the four that it reads.
-        tables: its shards of the stack's parameters and slots.
+        buffers: the four buffers of ids.
+        tables: the chip's shards of the stack's parameters and slots.
+        gradients: in an update, the gradients of the chip's activations.
+        rate: in an update, the chip's learning rate.
     """
 
     buffers: Sequence[tf.Tensor]
     tables: _Tables
-
-
-@dataclasses.dataclass(frozen=True)
-class _UpdateCall(_Call):
-    """One chip's call of an op that updates a table.
-
-    Attributes:
-        gradients: its activations' gradients.
-        rate: its learning rate.
-    """
-
-    gradients: tf.Tensor
-    rate: tf.Tensor
+    gradients: Any = None
+    rate: Any = None
 
 
 def _lookup(
@@ -104,10 +94,10 @@ class _UpdateOp:
 
     Attributes:
         rule: the update rule.
-        slots: its arguments that are slots, in the order of its results, and
-            the names that the rule has for them.
-        names: the names that it has for the rule's fields, where these are
-            others. It has no initial values.
+        slots: the op's arguments for slots, in the order of its results, and
+            the rule's names of the slots.
+        names: the rule's fields that have other names in the op, and those
+            names. The op has no initial values.
     """
 
     rule: type[UpdateRule]
@@ -117,7 +107,7 @@ class _UpdateOp:
     def __call__(self, embedding: Any, **op: Any) -> Any:
         tables = {PARAMETERS: op["embedding_table"]}
         tables |= {name: op[key] for key, name in self.slots.items()}
-        call = _UpdateCall(
+        call = _Call(
             _buffers(op),
             tables,
             op["activation_gradients"],
@@ -129,18 +119,18 @@ class _UpdateOp:
             if not field.name.startswith("initial_")
         }
         rule = self.rule(**settings)
-        held_back = _pipelined() and pipelining.in_loop()
+        late = _pipelined() and pipelining.in_loop()
 
-        def merged(strategy: Any, calls: Sequence[_UpdateCall]) -> list[Any]:
+        def merged(strategy: Any, calls: Sequence[_Call]) -> list[Any]:
             change = _sum_up(strategy, calls)
-            if held_back:
+            if late:
                 stack = op["table_name"]
-                held = _held_back(embedding, stack, change)
+                deferred = _deferred(embedding, stack, change)
                 pipelining.around_loop(
                     lambda: _drain(strategy, embedding, stack, rule)
                 )
-                before = held.take()
-                held.put(change)
+                before = deferred.take()
+                deferred.put(change)
                 change = before
             shards = [call.tables for call in calls]
             shards = _apply(strategy, rule, change, shards)
@@ -154,7 +144,7 @@ class _UpdateOp:
 
 
 def _pipelined() -> bool:
-    """Whether this op may be reordered with those of the steps around."""
+    """Whether TensorFlow has marked the op for pipelining with other steps."""
     context = ops.get_default_graph()._get_control_flow_context()
     while context is not None:
         if isinstance(context, tpu_embedding_v3.EmbeddingPipeliningContext):
@@ -180,7 +170,7 @@ def _decode(
     return entries
 
 
-def _sum_up(strategy: Any, calls: Sequence[_UpdateCall]) -> Update:
+def _sum_up(strategy: Any, calls: Sequence[_Call]) -> Update:
     gradients = [call.gradients for call in calls]
     entries = _decode(strategy, calls, gradients[0].shape[0])
     with tf.device(strategy.extended.worker_devices[0]):
@@ -191,7 +181,7 @@ def _sum_up(strategy: Any, calls: Sequence[_UpdateCall]) -> Update:
 def _apply(
     strategy: Any, rule: UpdateRule, change: Update, shards: Sequence[_Tables]
 ) -> list[_Tables]:
-    """Returns each chip's tables after a change."""
+    """Returns each chip's tables after an update."""
     updated = []
     for chip, tables in enumerate(shards):
         with tf.device(strategy.extended.worker_devices[chip]):
@@ -219,13 +209,13 @@ def _apply(
 
 
 #: Each embedding's deferred updates, by stack.
-_all_held_back: weakref.WeakKeyDictionary[Any, dict[str, DeferredUpdate]] = (
+_all_deferred: weakref.WeakKeyDictionary[Any, dict[str, DeferredUpdate]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _held_back(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
-    stacks = _all_held_back.setdefault(embedding, {})
+def _deferred(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
+    stacks = _all_deferred.setdefault(embedding, {})
     if stack not in stacks:
         chips = change.rate.shape[0]
         with tf.init_scope():
@@ -234,8 +224,8 @@ def _held_back(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
 
 
 def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
-    """Makes a stack's deferred update."""
-    change = _all_held_back[embedding][stack].take()
+    """Applies a stack's deferred update."""
+    change = _all_deferred[embedding][stack].take()
     variables = embedding.variables[stack]
     names = [PARAMETERS, *rule.slots()]
     shards = [
@@ -259,7 +249,7 @@ LOOKUPS: dict[str, Callable[..., Any]] = {
 
 _NAME = "xla_sparse_dense_matmul_grad_with_{}_and_static_buffer_size"
 
-#: Replacements that take the embedding as their first argument.
+#: Replacements whose first argument is the embedding.
 UPDATES: dict[str, Callable[..., Any]] = {
     _NAME.format("sgd"): _UpdateOp(SGD, {}),
     _NAME.format("adagrad"): _UpdateOp(

@@ -1,7 +1,7 @@
-"""SparseCore's host preprocessing where TensorFlow has no kernels for it.
+"""SparseCores' host preprocessing for a TensorFlow without kernels for it.
 
-TensorFlow for TPUs has kernels that run on any machine; elsewhere the numpy
-functions that equal them bit for bit take their place.
+TensorFlow's wheel for TPUs has kernels that run on any machine. For other
+wheels these numpy functions return the same bits.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def preprocess(
     flat_weights: Sequence[Any],
     **_: Any,
 ) -> Enqueued:
-    """Fills a chip's buffers: `TPUEmbeddingV2._preprocess_features`.
+    """Fills a chip's buffers, as `TPUEmbeddingV2._preprocess_features` does.
 
     Args:
         embedding: TensorFlow's TPUEmbeddingV2.
-        num_replicas_in_sync: chips.
-        num_sc_per_chip: SparseCores of a chip.
-        max_ids_per_chip_per_sample: times the samples is a buffer's capacity.
-        flat_features: each feature's path, and its FeatureConfig.
+        num_replicas_in_sync: the number of chips.
+        num_sc_per_chip: SparseCores per chip.
+        max_ids_per_chip_per_sample: a buffer's capacity, in ids per sample.
+        flat_features: each feature's path and FeatureConfig.
         flat_inputs: each feature's Tensor, RaggedTensor or SparseTensor.
         flat_weights: each feature's weights of the same kind, or None.
 
     Raises:
-        ValueError: inputs of another kind.
-        tf.errors.InvalidArgumentError: they do not fit together, or there are
+        ValueError: an input is of another kind.
+        tf.errors.InvalidArgumentError: inputs don't fit together, or there are
             more ids than a limit allows.
     """
     config = dataclasses.replace(
@@ -77,7 +77,7 @@ def statistics(
     optimizer: Any = None,
     sparse_core_embedding_config: Any = None,
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Counts a batch's limits: `TPUEmbeddingV2.compute_sparse_core_stats`."""
+    """Counts the limits a batch needs, as `compute_sparse_core_stats` does."""
     # Optimizers decide what is stacked.
     feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
     for feature in tf.nest.flatten(feature_config):
@@ -99,10 +99,11 @@ def by_sample(
     weights: Sequence[Any],
     checks: Checks,
 ) -> list[Ids]:
-    """Ids and weights by sample, in the words of TensorFlow's kernels.
+    """Groups ids and weights by sample; errors have the kernels' texts.
 
     Raises:
-        ValueError: inputs of another kind.
+        ValueError: an input is neither a Tensor, a RaggedTensor nor a
+            SparseTensor, or weights are of another kind than ids.
     """
     cores = layout.topology.sparse_cores
     ids = []
@@ -125,15 +126,15 @@ def by_sample(
         elif weight is not None:
             weight = weight.values
         if weight is not None:
-            checks.require(
-                tf.equal(tf.size(values), tf.size(weight)),
-                lambda values=values, weight=weight: message(  # type: ignore[misc]
-                    "Values and weights should have same elements. But got ",
-                    tf.size(values),
-                    " elements for values and ",
-                    tf.size(weight),
-                    " elements for weights.",
-                ),
+            size, weights_size = tf.size(values), tf.size(weight)
+            _require(
+                checks,
+                tf.equal(size, weights_size),
+                "Values and weights should have same elements. But got ",
+                size,
+                " elements for values and ",
+                weights_size,
+                " elements for weights.",
             )
         ids.append(Ids(splits, values, weight))
     return ids
@@ -147,26 +148,24 @@ def _grouped(
     if isinstance(given, tf.Tensor):
         values = tf.reshape(given, [-1])
         size = tf.size(values)
-        checks.require(
+        _require(
+            checks,
             tf.equal(size, 0) | tf.equal(size, samples),
-            lambda: message(
-                "Dense tensor input should have values elements number the "
-                "same as the sample count. But got ",
-                size,
-                f" elements for values and sample count as {samples}.",
-            ),
+            "Dense tensor input should have values elements number the same as "
+            "the sample count. But got ",
+            size,
+            f" elements for values and sample count as {samples}.",
         )
         return tf.minimum(all_samples, size), values
     if isinstance(given, tf.RaggedTensor):
         rows = tf.size(given.row_splits)
-        checks.require(
+        _require(
+            checks,
             tf.equal(rows, samples + 1),
-            lambda: message(
-                "Ragged tensor input should have row_splits elements number "
-                "the same as the sample count + 1. But got ",
-                rows,
-                f" elements for row_splits and sample count as {samples}.",
-            ),
+            "Ragged tensor input should have row_splits elements number the "
+            "same as the sample count + 1. But got ",
+            rows,
+            f" elements for row_splits and sample count as {samples}.",
         )
         return given.row_splits, given.values
     if not isinstance(given, tf.SparseTensor):
@@ -176,19 +175,21 @@ def _grouped(
         )
     row = tf.cast(given.indices[:, 0], tf.int32)
     of_sparse = "Invalid indices_or_row_splits input, indices of SparseTensor "
-    checks.require(
+    _require(
+        checks,
         tf.reduce_all(row[1:] >= row[:-1]) & tf.reduce_all(row >= 0),
-        lambda: message(
-            of_sparse + "need to be sorted in ascending (non-decreasing) order."
-        ),
+        of_sparse + "need to be sorted in ascending (non-decreasing) order.",
     )
     beyond = row >= samples
-    checks.require(
+    _require(
+        checks,
         ~tf.reduce_any(beyond),
-        lambda: message(
-            of_sparse + "contained a row_id ",
-            first(row, beyond),
-            f" that was >= the sample count ({samples}).",
-        ),
+        of_sparse + "contained a row_id ",
+        first(row, beyond),
+        f" that was >= the sample count ({samples}).",
     )
     return tf.searchsorted(row, all_samples), given.values
+
+
+def _require(checks: Checks, ok: tf.Tensor, *parts: Any) -> None:
+    checks.require(ok, lambda: message(*parts))

@@ -1,4 +1,4 @@
-"""The merge call in which the chips of an emulated slice meet."""
+"""The merge call that joins the chips of an emulated slice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfrs_embed.compat.private_tensorflow import (
 def merge(
     function: Callable[[Any, Sequence[Any]], list[Any]], call: Any
 ) -> Any:
-    """Calls a function once, with the calls of all chips.
+    """Calls a function once with the calls of all chips.
 
     Args:
         function: of the strategy and the calls; returns each chip's result.

@@ -1,8 +1,8 @@
-"""The rules of a TPU's program: its operations, and sums over replicas.
+"""The rules for a TPU's program: operations, and sums over replicas.
 
-TensorFlow's own registries have them: the types that CrossReplicaSum takes, and
-the kernels that XLA has. Those for TPUs are those for CPUs without complex128,
-and a few for TPUs alone, none of which an emulated slice makes.
+TensorFlow's registries have them: the dtypes of CrossReplicaSum, and XLA's
+kernels. TPUs have the same kernels as CPUs, except for complex128; the few
+kernels that only TPUs have are never used on an emulated slice.
 """
 
 from __future__ import annotations
@@ -22,16 +22,12 @@ from tfrs_embed.compat.private_tensorflow import (
 
 _COMPILED_FOR = "XLA_CPU_JIT"
 _NOT_ON_TPUS = {tf.complex128.as_datatype_enum}
-#: At most as many operations are named.
+#: The number of operations that an error names.
 _NAMED = 5
 
 
 class Replicas:
-    """The operations that the replicas of a call of strategy.run build.
-
-    Args:
-        graph: the graph that they build it in.
-    """
+    """The operations that the replicas of one call of strategy.run build."""
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
@@ -39,7 +35,7 @@ class Replicas:
         self._others: list[tuple[int, int]] = []
 
     def has(self, op: tf.Operation) -> bool:
-        """Whether a TPU would run an operation: not the host, nor around it."""
+        """Whether an operation would run on a TPU, not on the host."""
         number = op._id
         return (
             op.graph is self.graph
@@ -49,21 +45,21 @@ class Replicas:
 
     @contextlib.contextmanager
     def without(self) -> Iterator[None]:
-        """Leaves out operations built within: the host runs them, or none."""
+        """Leaves out operations built within: a TPU does not run them."""
         first = _next_id(self.graph)
         yield
         self._others.append((first, _next_id(self.graph)))
 
     def check_kernels(self) -> None:
-        """Checks that TPUs have kernels for what the replicas have built.
+        """Checks that TPUs have kernels for the replicas' operations.
 
         After tf.config.set_soft_device_placement(True) the host runs operations
-        without such a kernel. That is logged, as it costs a transfer each way.
-        A function that is traced has it off by default.
+        without a TPU kernel; a warning is logged, as each one costs transfers.
+        By default soft placement is off in a function that is traced.
 
         Raises:
-            tf.errors.InvalidArgumentError: they have not, and the host may not
-                run it instead.
+            tf.errors.InvalidArgumentError: a kernel is missing, and soft
+                placement is off.
         """
         mine = filter(self.has, self.graph.get_operations())
         found = [
@@ -92,10 +88,10 @@ def require_summable(values: Any) -> None:
     """Requires that TPUs can sum values over replicas.
 
     Args:
-        values: nested tensors, or values of all replicas.
+        values: nested tensors or per-replica values.
 
     Raises:
-        TypeError: CrossReplicaSum, which does it, doesn't take their dtype.
+        TypeError: CrossReplicaSum does not accept a dtype.
     """
     for value in tf.nest.flatten(values):
         if isinstance(value, tf.distribute.DistributedValues):
@@ -139,9 +135,9 @@ def _types(attribute: Any) -> set[int]:
 
 @functools.cache
 def _kernels() -> dict[str, list[dict[str, set[int]]]]:
-    """By operation, for each kernel the types that its attributes may be."""
-    # TensorFlow registers them as it first compiles something. It may fail to:
-    # its wheel for TPUs has no compiler for the host.
+    """For each operation, the dtypes that each kernel allows its attributes."""
+    # The first compilation registers them, even a failed one: TensorFlow's
+    # wheel for TPUs has no compiler for the host.
     with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope():
         tf.function(lambda: tf.constant(0) + 1, jit_compile=True)()
     found: dict[str, list[dict[str, set[int]]]] = {}

@@ -1,7 +1,7 @@
 """The functions of TensorFlow that an EmulatedTPUStrategy replaces.
 
-A replacement asks at each call whether such a strategy is in effect; if not, it
-calls TensorFlow's own function.
+A replacement checks at each call whether an emulated strategy is in effect, and
+calls TensorFlow's own function if not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +34,7 @@ _Function = Callable[..., Any]
 
 
 class _Current(threading.local):
-    """The TPUEmbeddingV2 that this thread is in a method of."""
+    """The TPUEmbeddingV2 whose method this thread is running."""
 
     embedding: Any = None
 
@@ -45,7 +45,7 @@ _current = _Current()
 @functools.cache
 def install() -> None:
     """Replaces TensorFlow's functions, once."""
-    # TensorFlow would warn each time that there is no TPU program to leave.
+    # TensorFlow's would warn at each call that no TPU program is built.
     _replace("outside_compilation", _call, module=tpu_replication)
     enclosing = tpu_util.enclosing_tpu_context
     tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
@@ -53,7 +53,7 @@ def install() -> None:
     if has_sparse_core_api():
         _install_sparse_cores()
     else:
-        # TensorFlow 2.16: its operations for SparseCores are not these.
+        # TensorFlow 2.16 has other operations for SparseCores.
         _refuse(tpu_embedding_v3.TPUEmbeddingV2)
 
 
@@ -67,7 +67,7 @@ def _install_sparse_cores() -> None:
     cls = tpu_embedding_v3.TPUEmbeddingV2
     for name in ("enqueue", "dequeue", "apply_gradients"):
         setattr(cls, name, _remembered(getattr(cls, name)))
-    cls.enqueue = _on_host(cls.enqueue)
+    _replace("enqueue", functools.partial(_call, cls.enqueue), module=cls)
     if not has_kernels():
         _replace("_preprocess_features", emulated_host.preprocess, module=cls)
         name = "compute_sparse_core_stats"
@@ -77,7 +77,7 @@ def _install_sparse_cores() -> None:
 
 
 def _refuse(cls: Any) -> None:
-    """Has TensorFlow's class say at once what the emulation lacks."""
+    """Lets TensorFlow's class raise an error when it is made."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -90,7 +90,7 @@ def _refuse(cls: Any) -> None:
 
 
 def _emulated(strategy: Any) -> bool:
-    # Not by its class, whose module imports this one.
+    # The module of EmulatedTPUStrategy imports this one.
     return isinstance(strategy, tpu_strategy.TPUStrategyV2) and hasattr(
         strategy, "topology"
     )
@@ -104,9 +104,9 @@ def _in_effect() -> bool:
 
 
 def _looks_up() -> bool:
-    """Whether an emulated strategy is in effect, and a lookup will be run.
+    """Whether an emulated strategy is in effect and lookups are computed.
 
-    Keras builds a model's graph outside of any replica, for its shapes only.
+    Keras builds a model's graph outside of replicas, only for its shapes.
     """
     if _replica() is None and not tf.executing_eagerly():
         return False
@@ -131,19 +131,9 @@ def _replace(
 
 def _call(function: _Function, *args: Any, **kwargs: Any) -> Any:
     extended = tf.distribute.get_strategy().extended
-    # There is none where an embedding is called outside of any strategy.
+    # An embedding may be called outside of any strategy.
     with getattr(extended, "on_host", contextlib.nullcontext)():
         return function(*args, **kwargs)
-
-
-def _on_host(method: _Function) -> _Function:
-    @functools.wraps(method)
-    def on_host(embedding: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _in_effect():
-            return method(embedding, *args, **kwargs)
-        return _call(method, embedding, *args, **kwargs)
-
-    return on_host
 
 
 def _update(update: _Function, **kwargs: Any) -> Any:
@@ -153,27 +143,17 @@ def _update(update: _Function, **kwargs: Any) -> Any:
 def _remembered(method: _Function) -> _Function:
     @functools.wraps(method)
     def remembered(embedding: Any, *args: Any, **kwargs: Any) -> Any:
-        with _remember(embedding):
+        before, _current.embedding = _current.embedding, embedding
+        try:
             return method(embedding, *args, **kwargs)
+        finally:
+            _current.embedding = before
 
     return remembered
 
 
-@contextlib.contextmanager
-def _remember(embedding: Any) -> Iterator[None]:
-    before, _current.embedding = _current.embedding, embedding
-    try:
-        yield
-    finally:
-        _current.embedding = before
-
-
 class _Replica:
-    """The context of a TPU's replica, as variables use it.
-
-    Args:
-        replica: its number.
-    """
+    """The part of a TPU replica's context that variables use."""
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
@@ -181,12 +161,11 @@ class _Replica:
     def get_replicated_var_handle(
         self, name: str, handle_id: str, values: Any, *_: Any
     ) -> Any:
-        """Returns the handle of the replica's own variable."""
         return values[self._replica].handle
 
 
 def _replica() -> _Replica | None:
-    """Returns the context of this replica, in an emulated replica function."""
+    """This replica's context; None outside of an emulated replica."""
     context = tf.distribute.get_replica_context()
     if context is None or not _emulated(context.strategy):
         return None
@@ -194,30 +173,25 @@ def _replica() -> _Replica | None:
 
 
 def _replace_shards(cls: Any) -> None:
-    """Lets a table's shards be read and assigned on CPUs.
+    """Reads and assigns a table's shards on CPUs, as logical CPUs' variables.
 
-    TensorFlow does so by a packed handle, which only TPUs have.
+    TensorFlow uses a packed handle, which only TPUs have.
     """
-    read, assign = cls.read_from_device, cls.assign_on_device
 
-    def on_device(variable: Any, device: str) -> Any:
-        strategy = variable.distribute_strategy
-        if not _emulated(strategy):
-            return None
-        devices = strategy.extended.worker_devices
-        return variable.values[devices.index(device)]
+    def replaced(original: _Function, use: _Function) -> _Function:
+        @functools.wraps(original)
+        def on_device(variable: Any, device: str, *args: Any) -> Any:
+            strategy = variable.distribute_strategy
+            if not _emulated(strategy):
+                return original(variable, device, *args)
+            chip = strategy.extended.worker_devices.index(device)
+            return use(variable.values[chip], *args)
 
-    @functools.wraps(read)
-    def read_from_device(self: Any, device: str) -> Any:
-        shard = on_device(self, device)
-        return read(self, device) if shard is None else shard.read_value()
+        return on_device
 
-    @functools.wraps(assign)
-    def assign_on_device(self: Any, device: str, value: Any) -> Any:
-        shard = on_device(self, device)
-        if shard is None:
-            return assign(self, device, value)
-        return shard.assign(value)
-
-    cls.read_from_device = read_from_device
-    cls.assign_on_device = assign_on_device
+    cls.read_from_device = replaced(
+        cls.read_from_device, lambda shard: shard.read_value()
+    )
+    cls.assign_on_device = replaced(
+        cls.assign_on_device, lambda shard, value: shard.assign(value)
+    )

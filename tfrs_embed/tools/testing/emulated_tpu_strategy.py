@@ -32,16 +32,15 @@ _FEATURE = topology_pb2.TPUHardwareFeature.EmbeddingFeature.V2
 class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
     """Runs code written for `tf.distribute.TPUStrategy` on CPUs.
 
-    It emulates a slice whose chips have SparseCores: each chip is a replica on
-    a logical CPU of its own, and TensorFlow's own
+    The strategy emulates a slice whose chips have SparseCores. Each chip is a
+    replica on a logical CPU, and TensorFlow's own
     `tf.tpu.experimental.embedding.TPUEmbeddingV2` looks up and trains tables
-    that are laid out, limited and pipelined as on that slice. Its results are a
-    TPU's, up to the order in which numbers are added; its speed says nothing
-    about a TPU's.
+    with the slice's layout, limits and pipelining. Results equal a TPU's, up
+    to the order in which numbers are added; speed says nothing about a TPU's.
 
-    Make it before TensorFlow runs its first operation, which fixes the number
-    of logical CPUs. From then on TensorFlow's SparseCore operations are those
-    of the emulation under such a strategy, and TensorFlow's own elsewhere.
+    Make the strategy before TensorFlow runs its first operation, which fixes
+    the number of logical CPUs. Afterwards the emulation replaces TensorFlow's
+    SparseCore operations under such a strategy, and nowhere else.
 
     Example:
         >>> strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")
@@ -53,30 +52,30 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         >>> layer.placement.tables[0].engine
         'SparseCore'
 
-    A lookup or an update in a `tf.function` that is passed to `run` works here
-    even where a TPU asks for `run` to be called in a `tf.function` instead.
+    A TPU needs `run` to be called in a `tf.function` that looks up or updates.
+    Here a `tf.function` that is passed to `run` works too.
 
     Attributes:
-        topology: the slice.
+        topology: the slice, a `tfrs_embed.sparsecore.Topology`.
 
     Args:
-        topology: its name, such as "v5p-8" or "v6e-4", or a pair (chips,
-            sparse_cores_per_chip).
+        topology: the slice's name, such as "v5p-8" or "v6e-4", or a pair
+            (chips, sparse_cores_per_chip).
 
     Raises:
-        ValueError: there is no such topology.
+        ValueError: the topology does not exist.
         TypeError: neither a name nor a pair.
-        RuntimeError: TensorFlow has fewer logical CPUs than the slice has
-            chips, and it is too late to change that.
+        RuntimeError: TensorFlow has already started with fewer logical CPUs
+            than the slice has chips.
     """
 
-    #: MirroredStrategy's machinery asks for it.
+    #: Read by MirroredStrategy's code.
     _collective_key_base = 0
 
     def __init__(self, topology: str | tuple[int, int] | Topology) -> None:
         self.topology = Topology.of(topology)
         _make_logical_cpus(self.topology.chips)
-        # Not that of TPUStrategy, which looks for TPUs.
+        # TPUStrategy's own __init__ looks for TPUs.
         tf.distribute.Strategy.__init__(
             self, _EmulatedExtended(self, self.topology)
         )
@@ -89,12 +88,11 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """See the base class."""
         tpu_strategy.validate_run_function(fn)
         if tf.executing_eagerly():
             return tf.distribute.Strategy.run(self, fn, args, kwargs, options)
         if isinstance(fn, def_function.Function):
-            # Replicas meet only in the graph that they are called in.
+            # Merge calls work only in the graph of `run` itself.
             fn = fn.python_function
         fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx())
         state = embedding_pipelining_state
@@ -102,10 +100,10 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
 
         @tf.autograph.experimental.do_not_convert
         def replica_fn(*args: Any, **kwargs: Any) -> Any:
-            # A replica is traced in a thread of its own, and this is the
-            # caller's.
+            # A replica is traced in another thread than the caller's.
             state.enabled = enabled
-            # A TPU's replica has inputs of its own, even of one tensor.
+            # Each replica of a TPU gets inputs of its own, even if they are
+            # the same tensor.
             args, kwargs = tf.nest.map_structure(
                 lambda x: tf.identity(x) if tf.is_symbolic_tensor(x) else x,
                 (args, kwargs),
@@ -122,7 +120,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
 
 
 class _EmulatedExtended(mirrored_strategy.MirroredExtended):
-    """MirroredStrategy's machinery, with the attributes of TPUStrategy's."""
+    """MirroredStrategy's extension with the attributes of TPUStrategy's."""
 
     num_hosts = 1
     steps_per_run = 1
@@ -134,12 +132,12 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         super().__init__(
             strategy,
             devices=devices,
-            # Several strategies of one process would share the keys of
-            # collectives.
+            # Collectives would have the same keys in all strategies of a
+            # process.
             cross_device_ops=cross_device_ops.ReductionToOneDevice(),
         )
         self._topology = topology
-        #: The replicas that are being built; the innermost call of `run` last.
+        #: The replicas being built by nested calls of `run`.
         self._building: list[Replicas] = []
         self._tpu_devices = np.array([[d] for d in self._devices], object)
         self._host_device = device_util.get_host_for_device(self._devices[0])
@@ -147,7 +145,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[Replicas]:
-        """Watches the operations that replicas of a call of `run` build."""
+        """Collects the operations that the replicas of a call of `run` make."""
         self._building.append(Replicas(tf.compat.v1.get_default_graph()))
         try:
             yield self._building[-1]
@@ -155,11 +153,11 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
             self._building.pop()
 
     def on_tpu(self, op: tf.Operation) -> bool:
-        """Whether an operation is one that a TPU would run."""
+        """Whether an operation would run on a TPU."""
         return bool(self._building) and self._building[-1].has(op)
 
     def on_host(self) -> AbstractContextManager[None]:
-        """Marks operations that are built within as the host's."""
+        """A context in which operations are the host's."""
         if not self._building:
             return contextlib.nullcontext()
         return self._building[-1].without()
@@ -214,7 +212,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         return datasets
 
     def _check_fetched(self, element_spec: Any, options: Any) -> None:
-        # A TPU's memory holds neither sparse nor ragged tensors.
+        # A TPU can't hold sparse or ragged tensors.
         if options is None or options.experimental_fetch_to_device:
             tpu_strategy.TPUExtended._check_spec(self, element_spec)
 

@@ -13,16 +13,16 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-# What TensorFlow writes if another process listens on the worker's port.
+# TensorFlow's output if another process listens on the worker's port.
 _NO_SERVER = "Could not start gRPC server"
 
 
 class LocalCluster:
     """Starts worker processes that find each other over loopback.
 
-    Each worker gets a `TF_CONFIG` of its own, so that a
-    `tf.distribute.MultiWorkerMirroredStrategy()` in it joins the others. Each
-    writes its output to a file.
+    Each worker gets its own `TF_CONFIG`, so a
+    `tf.distribute.MultiWorkerMirroredStrategy()` in a worker joins the others.
+    Each worker writes its output to a file.
 
     Example:
         >>> import json, sys
@@ -37,11 +37,11 @@ class LocalCluster:
     Args:
         command: the command that each worker runs, with its arguments.
         workers: the number of workers.
-        env: environment variables on top of this process's.
+        env: environment variables to add to this process's.
         delays: seconds after which each worker starts; None: all at once.
 
     Raises:
-        ValueError: no workers, or not one delay for each.
+        ValueError: `workers` is less than 1, or `delays` has another length.
     """
 
     def __init__(
@@ -58,26 +58,17 @@ class LocalCluster:
                 f"delays must be one per worker, {workers}, got {len(delays)}."
             )
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
-        addresses = [f"localhost:{port}" for port in _free_ports(workers)]
-        self._addresses = addresses
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self._addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+        delays = delays or [0.0] * workers
         begin = time.monotonic()
-        order = sorted(
-            range(workers), key=(delays or [0.0] * workers).__getitem__
-        )
         started = {}
-        for i in order:
-            if delays is not None:
-                time.sleep(max(0.0, begin + delays[i] - time.monotonic()))
+        for i in sorted(range(workers), key=delays.__getitem__):
+            time.sleep(max(0.0, begin + delays[i] - time.monotonic()))
             task = {"type": "worker", "index": i}
-            config = {"cluster": {"worker": addresses}, "task": task}
+            config = {"cluster": {"worker": self._addresses}, "task": task}
             started[i] = self._start(
                 list(command),
-                {
-                    **os.environ,
-                    **(env or {}),
-                    "TF_CONFIG": json.dumps(config),
-                },
+                {**os.environ, **(env or {}), "TF_CONFIG": json.dumps(config)},
                 self.log(i),
             )
         self.processes = [started[i] for i in range(workers)]
@@ -85,7 +76,6 @@ class LocalCluster:
     def _start(
         self, command: list[str], env: dict[str, str], log: pathlib.Path
     ) -> subprocess.Popen[bytes]:
-        """Starts a worker."""
         with log.open("wb") as output:
             return subprocess.Popen(
                 command,
@@ -96,13 +86,12 @@ class LocalCluster:
             )
 
     def __enter__(self) -> LocalCluster:
-        """Returns itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kills what still runs, and removes the logs."""
+        """Kills the workers that still run, and removes the logs."""
         for process in self.processes:
-            # A worker that was stopped dies of SIGKILL too.
+            # SIGKILL ends stopped processes as well.
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for process in self.processes:
@@ -113,13 +102,14 @@ class LocalCluster:
         """Waits until all workers have ended.
 
         Args:
-            timeout: seconds; None: forever.
+            timeout: seconds; None: no limit.
 
         Returns:
-            Each worker's exit code; negative: the signal that ended it.
+            The workers' exit codes; a negative one is the signal that ended it.
 
         Raises:
-            TimeoutError: some still run; it names those that failed, too.
+            TimeoutError: a worker still runs. The error also has the output of
+                workers that failed.
         """
         end = None if timeout is None else time.monotonic() + timeout
         for i, process in enumerate(self.processes):
@@ -134,7 +124,7 @@ class LocalCluster:
         return [process.returncode for process in self.processes]
 
     def _failures(self) -> str:
-        """Says which workers have failed; the others may wait for these."""
+        """The text for workers that failed; the others may wait for them."""
         text = ""
         for i, process in enumerate(self.processes):
             code = process.poll()
@@ -150,34 +140,15 @@ class LocalCluster:
         return text
 
     def signal(self, worker: int, number: signal.Signals) -> None:
-        """Sends a signal to a worker.
-
-        Args:
-            worker: the worker's index.
-            number: the signal.
-        """
+        """Sends a signal to the worker with an index."""
         self.processes[worker].send_signal(number)
 
     def log(self, worker: int) -> pathlib.Path:
-        """The file that a worker writes its output to.
-
-        Args:
-            worker: the worker's index.
-
-        Returns:
-            The file's path; the file goes away with the cluster.
-        """
+        """The path of a worker's output. The cluster's end removes the file."""
         return pathlib.Path(self._folder.name) / f"worker-{worker}.log"
 
     def output(self, worker: int) -> str:
-        """The output of a worker so far.
-
-        Args:
-            worker: the worker's index.
-
-        Returns:
-            The text that it has written to stdout and stderr.
-        """
+        """The text that a worker has written to stdout and stderr so far."""
         return self.log(worker).read_text(errors="replace")
 
 

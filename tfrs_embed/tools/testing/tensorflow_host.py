@@ -1,6 +1,6 @@
 """TensorFlow's own host preprocessing for SparseCores, without a TPU.
 
-Its kernels are in the tensorflow-tpu wheel and run on any machine.
+The tensorflow-tpu wheel has the kernels, which run on any machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def preprocess(
     Args:
         layout: the layout.
         inputs: each feature's Tensor, RaggedTensor or SparseTensor.
-        weights: each feature's weights of the same kind, float32; or None.
+        weights: each feature's float32 weights of the same kind, or None.
 
     Returns:
-        By stack, the buffers, the unpadded size of their row pointers and that
-        of their ids.
+        By stack, the buffers and the unpadded sizes of their row pointers and
+        ids.
     """
     topology, stacking = layout.topology, layout.stacking
     return _Preprocessing(layout)._preprocess_features(
@@ -46,7 +46,7 @@ def preprocess(
 
 
 class _Preprocessing(tf.tpu.experimental.embedding.TPUEmbeddingV2):
-    """The class with the attributes that preprocessing reads, and no TPU."""
+    """TensorFlow's class with only the attributes that preprocessing reads."""
 
     def __init__(self, layout: Layout) -> None:
         stacks = layout.stacks
