@@ -192,7 +192,7 @@ def public_modules():
     for name in tfrs_embed.__all__:
         value = getattr(tfrs_embed, name)
         if inspect.ismodule(value):
-            modules[value.__name__] = value
+            modules[f"tfrs_embed.{name}"] = value
     return modules
 
 

@@ -1,9 +1,9 @@
-"""From a chip's ids to the buffers of its SparseCores: the last stage."""
+"""The last stage of host preprocessing: fills the buffers of a chip's SparseCores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +12,21 @@ from tfrs_embed.sparsecore.coo import Floats, Ids, Ints
 from tfrs_embed.sparsecore.layout import Layout, StackLayout
 from tfrs_embed.sparsecore.partitions import Partitions, partition
 
-#: Partitions start at multiples of this, and the padding between them is:
+#: Partitions start at multiples of this.
 ALIGNMENT = 8
+#: The value between partitions.
 PADDING = np.iinfo(np.int32).max
-
-_Sizes = TypeVar("_Sizes", int, NDArray[np.intp], NDArray[np.int32])
 
 
 class ChipBuffers(NamedTuple):
     """The buffers that a chip's SparseCores read for one stack.
 
-    The partitions lie one after another, SparseCore by SparseCore and shard by
-    shard, each padded to a multiple of 8. TensorFlow's arrays have a static
-    size: they begin with these, and the rest is undefined.
+    Partitions follow each other, SparseCore by SparseCore and shard by shard,
+    each padded to a multiple of 8. TensorFlow's arrays have a static size: they
+    begin with these values, and the rest is undefined.
 
     Attributes:
-        row_pointers: int32, where each partition ends.
+        row_pointers: int32, the end of each partition.
         sample_ids: int32, see `Partitions.rows`.
         token_ids: int32, see `Partitions.cols`.
         gains: float32.
@@ -40,20 +39,14 @@ class ChipBuffers(NamedTuple):
 
 
 def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
-    """Fills one chip's buffers, as `TPUEmbeddingV2.enqueue` does.
+    """Fills one chip's buffers by stack, as `TPUEmbeddingV2.enqueue` does.
 
-    Touches nothing shared: may run in several threads at once.
-
-    Args:
-        layout: the layout, with the limits of each stack.
-        ids: each feature's ids on this chip, in the layout's order.
-
-    Returns:
-        The buffers of each stack, by its name.
+    Several threads may call it at once. `ids` has each feature's ids on the
+    chip, in the layout's order; ids are not checked against their tables' rows.
 
     Raises:
         ValueError: a limit or the capacity is exceeded, or the capacity is no
-            multiple of 8. No id is checked against its table's rows.
+            multiple of 8.
     """
     stacks = partition(layout, ids, with_gains=True)
     for name, parts in stacks.items():
@@ -90,7 +83,7 @@ def _check_limits(parts: Partitions, stack: StackLayout) -> None:
 def _wrap(
     parts: Partitions, capacity: int, allow_id_dropping: bool
 ) -> ChipBuffers:
-    """Lays partitions out; drops what exceeds the capacity, if it may."""
+    """Pads the partitions; drops ids above the capacity if that is allowed."""
     if capacity % ALIGNMENT:
         raise ValueError(
             f"The max_ids_per_chip is set to be {capacity} which is not "
@@ -125,9 +118,8 @@ def _wrap(
     ]
 
     def buffer(values: NDArray) -> NDArray:
-        array = np.empty(size, values.dtype)
-        array.fill(PADDING)
-        # Faster than one assignment by index: ids are far more than slices.
+        array = np.full(size, PADDING, values.dtype)
+        # Slices are few: this is faster than one assignment by index.
         for target, source in slices:
             array[target] = values[source]
         return array
@@ -141,6 +133,6 @@ def _wrap(
     )
 
 
-def padded_sizes(sizes: _Sizes) -> _Sizes:
-    """Returns sizes rounded up to the alignment of a partition."""
+def padded_sizes(sizes: Any) -> Any:
+    """Rounds sizes (an int, an array or a tensor) up to the alignment."""
     return -(-sizes // ALIGNMENT) * ALIGNMENT

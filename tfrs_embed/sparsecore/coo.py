@@ -1,7 +1,7 @@
-"""One feature's ids as (row, col, gain): the first of the host's stages.
+"""The first stage of host preprocessing: a feature's ids as (row, col, gain).
 
-`row` is a sample and `col` a row of the stacked table, as TensorFlow names
-them; a shard is the SparseCore, of all chips, that owns a col.
+In TensorFlow's names a row is a sample, and a col is a row of the stacked
+table. The shard of a col is the SparseCore, of all chips, that holds it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Floats = NDArray[np.float32]
 
 
 class Ids(NamedTuple):
-    """One feature's ids on one chip, checked; of several chips as tensors.
+    """One feature's checked ids: arrays of one chip, or tensors of several
+    chips.
 
     Attributes:
-        splits: [samples + 1] int32, where each sample's ids begin, and the last
-            one's end.
+        splits: [samples + 1] int32, the first id of each sample, and the end.
         values: the ids, [n] int32.
-        weights: their weights, [n] float32; None: ones.
+        weights: the ids' weights, [n] float32; None: ones.
     """
 
     splits: Any
@@ -35,19 +35,18 @@ class Ids(NamedTuple):
 def convert(
     layout: Layout, feature: FeatureLayout, ids: Ids, with_gains: bool
 ) -> tuple[Ints, Ints, Floats | None]:
-    """Turns a feature's ids into (row, col, gain).
+    """Converts a feature's ids on a chip to (row, col, gain).
 
     Args:
         layout: the layout.
-        feature: the feature in it.
+        feature: the feature in the layout.
         ids: the feature's ids on a chip.
-        with_gains: False leaves the gains out, and the weights unread.
+        with_gains: False: gains are None, and weights are not read.
 
     Returns:
-        Of the ids, in the order of their samples, neighbours of equal sample
-        and id merged: the rows, [n] int32, the samples' places among the chip's
-        of the stack, which lie SparseCore by SparseCore; the cols, [n] int32;
-        and the gains, [n] float32 or None.
+        The rows, cols and gains, [n] each, in the order of the samples; equal
+        neighbours of one sample are merged. Rows number the chip's samples of
+        the stack, SparseCore by SparseCore.
     """
     num_sc = layout.topology.sparse_cores
     of_core = np.arange(feature.samples // num_sc, dtype=np.int32)
@@ -61,7 +60,7 @@ def convert(
             gains *= ids.weights
     lengths = np.diff(ids.splits)
     samples: Any = slice(None)
-    # Where each sample has one id, nothing is merged nor moved.
+    # If each sample has one id, nothing is merged.
     if np.any(lengths != 1):
         samples = np.repeat(np.arange(lengths.size), lengths)
         again = (values[1:] == values[:-1]) & (samples[1:] == samples[:-1])
@@ -69,7 +68,7 @@ def convert(
             kept = np.concatenate([[True], ~again])
             if gains is not None:
                 gains = merge_gains(gains, kept)
-            places = np.flatnonzero(kept)  # Faster than the mask.
+            places = np.flatnonzero(kept)  # Faster than a mask.
             values, samples = values[places], samples[places]
     combiner = feature.config.table.combiner
     if gains is not None and combiner != "sum":
@@ -85,12 +84,13 @@ def convert(
 def _scales(
     weights: Floats | None, lengths: NDArray[np.int32], combiner: str
 ) -> Floats:
-    """Returns what each sample's gains are multiplied by."""
+    """The factor of each sample's gains."""
     if weights is None:
         sums = lengths.astype(np.float32)
     else:
         sums = np.zeros(lengths.size, np.float32)
-        # Adds one after another, as the kernels do; np.add.reduceat does not.
+        # The kernels add one by one, as np.add.at does; np.add.reduceat
+        # doesn't.
         np.add.at(
             sums,
             np.repeat(np.arange(lengths.size), lengths),
@@ -104,9 +104,9 @@ def _scales(
 
 
 def merge_gains(gains: Floats, kept: NDArray[np.bool_]) -> Floats:
-    """Adds the gains that are not kept, in order, to the kept one before."""
+    """Adds each gain that is not kept to the kept gain before it, in order."""
     merged = gains[np.flatnonzero(kept)]
     again = np.flatnonzero(~kept)
-    # Of `again[i]`, i + 1 of the places up to it are not kept.
+    # Up to again[i] there are i + 1 gains that are not kept.
     np.add.at(merged, again - np.arange(again.size) - 1, gains[again])
     return merged

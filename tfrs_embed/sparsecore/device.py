@@ -1,9 +1,9 @@
-"""The SparseCores' computations on their buffers, in plain TensorFlow ops.
+"""The computations of SparseCores on their buffers, in TensorFlow's plain ops.
 
-A chip's buffers of a stack are those of ConvertToSparseCoreCsrWrappedCooTensor:
-for each of its SparseCores, and for each shard that ids are looked up in, a run
-of (sample, row, gain). Runs start at multiples of 8; where they end is said by
-the row pointers, which are padded to a multiple of 8 for each SparseCore.
+A chip's buffers of a stack, as ConvertToSparseCoreCsrWrappedCooTensor makes
+them, have a run of (sample, row, gain) for each of its SparseCores and each
+shard. Runs start at multiples of 8. Row pointers have the runs' ends, and are
+padded to a multiple of 8 for each SparseCore.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from tfrs_embed.sparsecore.topology import Topology
 
 
 class Entries(NamedTuple):
-    """The entries of buffers, each of which says: sample += gain * row.
+    """The entries of buffers; an entry adds gain * row to a sample.
 
     Attributes:
         sample: [n] int32, among the samples of the buffers' chips.
-        row: [n] int32, among the stack's rows chip by chip and SparseCore by
-            SparseCore: shard * rows_per_shard + row of the shard.
+        row: [n] int32, shard * rows_per_shard + the row of the shard.
         gain: [n] float32.
     """
 
@@ -39,21 +38,16 @@ def decode(
     rows_per_shard: int,
     chips: int = 1,
 ) -> Entries:
-    """Reads buffers.
+    """Reads the entries of buffers, without padding, in the buffers' order.
 
     Args:
-        buffers: a stack's buffers, of one minibatch: the row pointers, int32,
-            where each run ends; the sample ids, int32, among those of the run's
-            SparseCore; the token ids, int32, rows among those of the run's
-            shard; and the gains, float32.
+        buffers: a stack's buffers: row pointers, int32; sample ids, int32, of
+            the run's SparseCore; token ids, int32, rows of the run's shard;
+            gains, float32.
         topology: the slice.
-        samples: a chip's samples of the stack.
-        rows_per_shard: rows of each shard of the stack.
-        chips: how many chips' buffers these are, end to end.
-
-    Returns:
-        The entries that the row pointers cover, in the buffers' order; neither
-        padding nor what lies beyond is read.
+        samples: the stack's samples per chip.
+        rows_per_shard: the stack's rows per shard.
+        chips: the number of chips whose buffers follow each other.
     """
     row_pointers, sample_ids, token_ids, gains = buffers
     cores, shards = topology.sparse_cores, topology.shards
@@ -67,7 +61,7 @@ def decode(
     starts = tf.reshape(starts + of_chip, [-1])
     ends = tf.reshape(ends + of_chip, [-1])
     index = tf.ragged.range(starts, ends).flat_values
-    # Of the runs that start at one place, all but the last are empty.
+    # If several runs start at one place, all but the last are empty.
     run = tf.searchsorted(starts, index, side="right") - 1
     per_core = samples // cores
     return Entries(
@@ -85,13 +79,11 @@ def activations(
     Args:
         entries: the entries of buffers.
         rows: [n, dim] float32, each entry's row.
-        samples: the samples of the buffers' chips.
-        quantization: a `QuantizationConfig` that rows are quantized with before
-            they are combined, or None.
+        samples: the number of samples of the buffers' chips.
+        quantization: a `QuantizationConfig` to quantize rows with, or None.
 
     Returns:
-        The activations, [samples, dim] float32; zero where a sample has no
-        entry.
+        [samples, dim] float32; zeros for a sample without entries.
     """
     if quantization is not None:
         rows = _quantize(rows, quantization)
@@ -113,11 +105,12 @@ def row_gradients(
 
     Args:
         entries: the entries of several buffers.
-        gradients: their activations' gradients, [samples, dim] float32 each.
+        gradients: the gradients of the activations of each, [samples, dim]
+            float32.
 
     Returns:
-        The unique rows of all entries, [m] int32, in the order they first
-        occur, and their gradients, [m, dim] float32.
+        The unique rows, [m] int32, in the order of their first entries, and
+        their gradients, [m, dim] float32.
     """
     rows, index = tf.unique(tf.concat([e.row for e in entries], 0))
     parts = [

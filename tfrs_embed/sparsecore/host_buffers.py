@@ -1,7 +1,7 @@
-"""From ids in tensors to the buffers of chips, in one process.
+"""Fills chips' buffers from ids in tensors.
 
-Each chip's host preprocesses its own batch; here one process does it for one
-chip or for all of them. Their buffers follow each other.
+On TPUs each chip's host preprocesses its own batch. Here one process does it
+for one chip or all chips, whose buffers follow each other.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.partitions import partition
 
-#: The numbers that TF sizes row pointers for; it never makes more.
+#: TensorFlow sizes row pointers for so many minibatches, and makes one.
 _MAX_MINIBATCHES = 64
-# Bytes.
+#: The alignment of TensorFlow's tensors in bytes.
 _ALIGNMENT = 64
 
-#: The value of `enqueue` in TF's class: by stack, the buffers, the unpadded
-#: size of their row pointers, and that of their ids.
+#: The value of `TPUEmbeddingV2.enqueue`: by stack, the buffers, the unpadded
+#: size of the row pointers, and the unpadded size of the ids.
 Enqueued = dict[str, tuple[PartitionedCsrFormatTensor, Any, Any]]
 
 
 def _to_tensors(ids: Sequence[Ids], checks: Checks) -> list[tf.Tensor]:
-    """The fields of ids, feature by feature, once the checks hold."""
+    """The fields of each feature's ids in a row; needs the checks to hold."""
     tensors: list[tf.Tensor] = []
     for splits, values, weights in ids:
         if weights is None:
@@ -48,7 +48,7 @@ def _to_tensors(ids: Sequence[Ids], checks: Checks) -> list[tf.Tensor]:
 def _split(
     layout: Layout, chips: int, arrays: Sequence[np.ndarray]
 ) -> list[list[Ids]]:
-    """Splits features' ids, as of `_to_tensors`, over chips."""
+    """Splits the arrays of `_to_tensors` over chips."""
     of_chips: list[list[Ids]] = [[] for _ in range(chips)]
     for i, feature in enumerate(layout.features):
         splits, values, weights = arrays[3 * i : 3 * i + 3]
@@ -61,8 +61,8 @@ def _split(
 
 
 def _fill(layout: Layout, chips: int, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The chips' buffers, and an error's text; "" if there is no error."""
-    # What chips do not fill stays zero.
+    """The chips' buffers, and the text of an error or ""."""
+    # Unused entries stay zero.
     result = {
         name: [_zeros(spec) for spec in specs]
         for name, specs in buffer_specs(layout, chips).items()
@@ -81,9 +81,9 @@ def _fill(layout: Layout, chips: int, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def _zeros(spec: tf.TensorSpec) -> np.ndarray:
-    """Zeros aligned as TensorFlow's, which then takes them without a copy.
+    """Zeros aligned like TensorFlow's, which then uses them without a copy.
 
-    Most of a buffer is room for more ids, and its memory is never touched.
+    Most of a buffer is unused, and its memory is never touched.
     """
     size = spec.shape.num_elements() * spec.dtype.size
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
@@ -93,9 +93,9 @@ def _zeros(spec: tf.TensorSpec) -> np.ndarray:
 
 
 def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
-    """Returns the fields of `ChipBuffers` for chips, by stack.
+    """The specs of the fields of `ChipBuffers` for chips, by stack.
 
-    After them come the unpadded sizes of the row pointers and of the ids.
+    The specs of the unpadded sizes of row pointers and ids follow.
     """
     topology, config = layout.topology, layout.config
     pointers = _MAX_MINIBATCHES * topology.sparse_cores
@@ -122,12 +122,12 @@ def fill_buffers(
     Args:
         layout: the layout.
         ids: each feature's ids, in the layout's order.
-        chips: how many chips' batches they are, one after the other.
-        checks: the checks that must hold for the ids.
+        chips: the number of chips; their batches follow each other.
+        checks: conditions that must hold for the ids.
 
     Returns:
-        By stack, the chips' buffers, the unpadded size of their row pointers
-        and that of their ids: scalars for one chip, else [chips].
+        By stack, the buffers and the unpadded sizes of row pointers and ids:
+        scalars for one chip, else [chips].
 
     Raises:
         tf.errors.InvalidArgumentError: a check fails, or there are more ids
@@ -161,16 +161,16 @@ def fill_buffers(
 def needed_limits(
     layout: Layout, ids: Sequence[Ids], checks: Checks
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Counts what the limits of one chip's batch must be.
+    """Counts the limits that one chip's batch needs.
 
     Args:
         layout: the layout.
         ids: each feature's ids on the chip, in the layout's order.
-        checks: the checks that must hold for them.
+        checks: conditions that must hold for the ids.
 
     Returns:
-        By stack, the most ids, and the most unique ids, that a SparseCore
-        sends to a shard, scalar int32.
+        By stack, the most ids and the most unique ids that a SparseCore sends
+        to a shard, scalar int32.
     """
 
     def most(*arrays: np.ndarray) -> np.ndarray:

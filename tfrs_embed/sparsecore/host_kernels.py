@@ -1,4 +1,4 @@
-"""SparseCore's host kernels: only TensorFlow's wheel for TPUs has them."""
+"""Whether TensorFlow has SparseCore's host kernels: only its wheel for TPUs has."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ def has_kernels() -> bool:
 
 
 def require_kernels(strategy: tf.distribute.Strategy) -> None:
-    """Checks that ids can be preprocessed for a strategy's SparseCores.
-
-    Args:
-        strategy: a TPUStrategy.
+    """Checks that ids can be preprocessed for a TPUStrategy's SparseCores.
 
     Raises:
-        RuntimeError: this process preprocesses ids, and its TensorFlow can't;
-            or it is TensorFlow 2.16, which has no layouts for SparseCores.
+        RuntimeError: this process preprocesses ids, and its TensorFlow lacks
+            the kernels; or TensorFlow 2.16, which has no layouts for
+            SparseCores.
     """
     require_sparse_core_api()
     if has_kernels() or hasattr(strategy, "topology"):
-        return  # An emulated slice has the operations in numpy.
+        return  # An emulated slice uses numpy.
     device = strategy.extended.worker_devices[0]
     host = tf.DeviceSpec.from_string(device_util.get_host_for_device(device))
     if host.job not in (None, "localhost"):
-        return  # Another machine's TensorFlow does it.
+        return  # Another machine's TensorFlow preprocesses the ids.
     version = ".".join(tf.__version__.split(".")[:2])
     raise RuntimeError(
         f"These TPUs have SparseCores, but TensorFlow {tf.__version__} as "

@@ -1,7 +1,7 @@
-"""The layout of tables on SparseCores, by TensorFlow's rules.
+"""The layout of tables on SparseCores.
 
-Stacking, padding and rotation are decided by TensorFlow's own code, so that
-they are what a TPU gets.
+TensorFlow's own code decides stacking, padding and rotation, so the layout
+equals a TPU's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfrs_embed.compat.private_tensorflow import nest, tpu_embedding_v3
 from tfrs_embed.sparsecore.topology import Topology
 
-# TensorFlow 2.16 names none, and has no layout to limit.
+# TensorFlow 2.16 has no such name, and no layouts.
 DEFAULT_LIMIT = getattr(
     tpu_embedding_v3.TPUEmbeddingV2, "DEFAULT_MAX_IDS_PER_TABLE", 256
 )
@@ -23,17 +23,17 @@ DEFAULT_LIMIT = getattr(
 
 @dataclasses.dataclass(frozen=True)
 class FeatureLayout:
-    """The places of a feature's samples and ids in its stack.
+    """The places of a feature's samples and ids in a stack.
 
     Attributes:
-        path: the feature's place in the configuration, joined by "/".
-        config: TF's FeatureConfig; its table has the padded sizes.
-        stack: the name of the stack its table is in.
-        dim: width of the table as the user gave it.
-        samples: samples of one chip: the product of output_shape.
-        row_offset: of its first sample among the stack's samples of one chip.
-        col_offset: of its table's first row among the stack's rows.
-        col_shift: its table's rotation, in shards.
+        path: the feature's path in the configuration, joined by "/".
+        config: TensorFlow's FeatureConfig; its table has padded sizes.
+        stack: the name of the table's stack.
+        dim: the table's width without padding.
+        samples: samples per chip: the product of output_shape.
+        row_offset: the first sample among the stack's samples of a chip.
+        col_offset: the table's first row among the stack's rows.
+        col_shift: the table's rotation in shards.
     """
 
     path: str
@@ -51,14 +51,15 @@ class StackLayout:
     """A stack: tables that SparseCores hold as one.
 
     Attributes:
-        name: the stack's name, its tables' sorted names joined by "_".
-        tables: TF's TableConfigs, with padded sizes, in the order of the stack.
-        rows: rows of all its tables, padding included; a multiple of the
-            number of shards.
+        name: the stack's name: its tables' sorted names joined by "_".
+        tables: TensorFlow's TableConfigs, with padded sizes, in the stack's
+            order.
+        rows: rows of all tables with padding, a multiple of the number of
+            shards.
         dim: padded width.
-        samples: samples of one chip, of all its features.
-        max_ids: most ids that a SparseCore may send to one shard.
-        max_unique_ids: most unique ids of them.
+        samples: samples per chip of all features.
+        max_ids: the limit of ids that a SparseCore sends to a shard.
+        max_unique_ids: the limit of unique ids among them.
     """
 
     name: str
@@ -75,17 +76,18 @@ class Layout:
 
     Args:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
-            whose output_shape is known; left as it is.
+            with a known output_shape; not changed.
         topology: the slice.
-        config: a `SparseCoreEmbeddingConfig`, or None for TF's defaults.
+        config: a `SparseCoreEmbeddingConfig`, or None for TensorFlow's
+            defaults.
 
     Attributes:
         topology: the slice.
         config: the `SparseCoreEmbeddingConfig`.
         features: each feature's layout, in flattened order.
-        stacks: the stacks by name, in TF's order.
+        stacks: the stacks by name, in TensorFlow's order.
         stack_of: the name of each table's stack.
-        stacking: TF's own description (`TableStacking`).
+        stacking: TensorFlow's description (`TableStacking`).
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Layout:
         if config is None:
             config = tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig()
         self.config = config
-        # A copy, whose tables TensorFlow pads.
+        # TensorFlow pads the tables in place, so it gets a copy.
         flat = nest.flatten_with_joined_string_paths(
             tpu_embedding_v3._clone_feature_config(feature_config)
         )
@@ -149,15 +151,13 @@ class Layout:
 
 
 def flat_rows(layout: Any, ids: Any) -> Any:
-    """The places of a table's rows in its stack.
+    """The places of a table's rows in the stack's variable.
+
+    The variable has the rows chip by chip and SparseCore by SparseCore.
 
     Args:
         layout: TensorFlow's `SparseCoreTableLayout` of the table.
-        ids: the rows' ids in the table, integers: a numpy array or a Tensor.
-
-    Returns:
-        Their places among the stack's rows, laid out chip by chip and
-        SparseCore by SparseCore, as the chips' variables are end to end.
+        ids: the table's rows, integers: a number, an array or a Tensor.
     """
     shards = layout.num_sparse_cores
     shard = (ids % shards + layout.sparse_core_shard_rotation) % shards

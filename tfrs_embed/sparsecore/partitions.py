@@ -1,4 +1,4 @@
-"""A stack's ids sorted by the shards that own them: the second stage."""
+"""The second stage of host preprocessing: sorts a stack's ids by shard."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tfrs_embed.sparsecore.topology import Topology
 
 
 class Partitions(NamedTuple):
-    """Ids sorted by SparseCore, owner shard and col, equal (row, col) merged.
+    """Ids sorted by SparseCore, shard and col; equal (row, col) are merged.
 
     Attributes:
-        rows: [n] int32.
-        cols: [n] int32, rows of the shard's part of the table.
-        gains: [n] float32, or None where only ids are counted.
-        ids: [num_sc, shards], the ids of each partition.
-        unique_ids: [num_sc, shards], the different ones among them.
+        rows: [n] int32, samples of the SparseCore.
+        cols: [n] int32, rows of the shard.
+        gains: [n] float32, or None.
+        ids: [num_sc, shards], the number of ids of each partition.
+        unique_ids: [num_sc, shards], the number of unique ids of each
+            partition.
     """
 
     rows: Ints
@@ -35,15 +36,12 @@ class Partitions(NamedTuple):
 def partition(
     layout: Layout, ids: Sequence[Ids], with_gains: bool
 ) -> dict[str, Partitions]:
-    """Sorts a chip's ids, whatever the limits.
+    """Sorts a chip's ids into partitions by stack, without checking limits.
 
     Args:
         layout: the layout.
         ids: each feature's ids on the chip, in the layout's order.
-        with_gains: False leaves the gains out, and the weights unread.
-
-    Returns:
-        The partitions of each stack, by its name.
+        with_gains: False: gains are None, and weights are not read.
     """
     features: dict[str, list[Any]] = {name: [] for name in layout.stacks}
     for feature, given in zip(layout.features, ids, strict=True):
@@ -62,19 +60,17 @@ def _sort_stack(
 ) -> Partitions:
     """Sorts a stack's ids on a chip.
 
-    Args:
-        features: where each feature's table begins in the stack; and the rows,
-            cols and gains of its ids.
-        samples: the stack's samples on the chip.
-        topology: the slice.
+    `features` has the first row of each feature's table in the stack, and the
+    rows, cols and gains of its ids; `samples` counts the stack's samples on the
+    chip.
     """
     offsets, rows, cols, gains = zip(*features, strict=True)
     _, tables = np.unique(offsets, return_inverse=True)
     per_core = samples // topology.sparse_cores
     starts = np.arange(topology.sparse_cores + 1, dtype=np.int32) * per_core
-    # A feature's ids of one SparseCore lie together.
+    # A feature's ids of one SparseCore are neighbours.
     bounds = np.stack([np.searchsorted(each, starts) for each in rows], 1)
-    # One SparseCore at a time, as its ids stay in a processor's cache.
+    # One SparseCore at a time: its ids fit into a processor's cache.
     sorted_ids = []
     for sc, (first, end) in enumerate(itertools.pairwise(bounds)):
         parts = [slice(*p) for p in zip(first, end, strict=True)]
@@ -109,10 +105,10 @@ def sort(
     tables: NDArray[np.intp],
     shards: int,
 ) -> Partitions:
-    """Sorts the ids of one SparseCore, with the number of each id's table."""
-    # Everything that decides the order, and the place an id came from, in one
-    # integer: numpy sorts these several times faster than it sorts places by
-    # keys. From the top: shard, table, row of the shard, place.
+    """Sorts one SparseCore's ids; `tables` has the number of each id's table."""
+    # One integer has all that decides the order, and the id's place: numpy
+    # sorts integers several times faster than it sorts places by keys. From
+    # the highest bits: shard, table, row of the shard, place.
     shard_bits = (shards - 1).bit_length()
     row_bits = 32 - shard_bits
     table_bits = int(tables.max(initial=0)).bit_length()
@@ -148,7 +144,7 @@ def sort(
         key, rows = key[kept], rows[kept]
         if gains is not None:
             gains = merge_gains(gains, kept)
-    # A shard's row has its sign, if the col had one.
+    # The shift keeps the sign of a negative col.
     owned = key.astype(np.uint32) << np.uint32(shard_bits)
     cols = owned.view(np.int32) >> np.int32(shard_bits)
     return Partitions(rows, cols, gains, ids, unique_ids)
@@ -157,7 +153,7 @@ def sort(
 def _count(
     chosen: NDArray[np.bool_], ends: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """Returns how many are chosen between each two neighbouring ends."""
+    """The number of chosen ids between neighbouring ends."""
     return np.array(
         [np.count_nonzero(chosen[i:j]) for i, j in itertools.pairwise(ends)]
     )

@@ -1,9 +1,8 @@
-"""Loops over training steps, where the TPU compiler pipelines embeddings.
+"""Loops of training steps, in which the TPU compiler pipelines embeddings.
 
-In the body of a `tf.while_loop` a step's table update is deferred until the
-next step has looked its rows up, and the last one until the loop has ended. So
-whoever builds a step must know that it is in such a loop, and must be able to
-add operations behind the loop.
+In the body of a `tf.while_loop` a step's update is deferred until after the
+next step's lookup, and the last update until after the loop. So these functions
+tell whether a loop is being traced, and add operations after it.
 """
 
 from __future__ import annotations
@@ -24,22 +23,16 @@ _numbers = itertools.count(1)
 
 
 def in_loop() -> bool:
-    """Whether operations are being built in the body of a loop.
+    """Whether operations are being built in the body of a `tf.while_loop`.
 
-    Returns:
-        True in the body of a `tf.while_loop`, or of a Python loop over a tensor
-        that became one, in a `tf.function`; also in functions and branches
-        inside of it.
+    A Python loop that AutoGraph converts is one; functions and branches inside
+    a body count too.
     """
     return _innermost_body() is not None
 
 
 def directly_in_loop() -> bool:
-    """Whether operations are being built in a loop's body itself.
-
-    Returns:
-        What `in_loop` does, but False in functions and branches inside.
-    """
+    """Like `in_loop`, but False in functions and branches inside the body."""
     return isinstance(
         ops.get_default_graph(),
         control_flow_v2_func_graphs.WhileBodyFuncGraph,
@@ -47,19 +40,15 @@ def directly_in_loop() -> bool:
 
 
 def around_loop(callback: Callable[[], None]) -> None:
-    """Runs a callback before and behind the loop whose body is being built.
+    """Runs a callback before and after the innermost loop that is being traced.
 
-    The innermost loop counts. The callback runs twice in the graph around the
-    loop: now, before the loop's operation is made, and as soon as it is made.
-    Automatic control dependencies order what it builds: operations on variables
-    that the loop uses run before and after the loop. An update that a loop left
-    when an error ended it is applied before the next loop.
-
-    Args:
-        callback: builds the operations.
+    The callback runs twice in the graph around the loop: at once, before the
+    loop's operation is made, and right after it is made. Automatic control
+    dependencies order operations on variables that the loop uses. The first run
+    applies an update that is left from a loop which an error ended.
 
     Raises:
-        RuntimeError: no body of a loop is being built.
+        RuntimeError: no loop's body is being traced.
     """
     body = _innermost_body()
     if body is None:
@@ -74,11 +63,11 @@ def around_loop(callback: Callable[[], None]) -> None:
 
 
 def retrace_in_loops() -> None:
-    """Makes each loop trace the functions that it calls anew.
+    """Makes each loop trace the functions that it calls again.
 
-    TensorFlow would reuse a `tf.function` that was traced outside of the loop.
-    Its updates would not be deferred, or would be deferred with nothing behind
-    the loop to apply them. Call this once, before such functions are traced.
+    TensorFlow would reuse a `tf.function` that was traced outside of the loop,
+    whose updates are not deferred, or are never applied after the loop. Call
+    this once, before such functions are traced.
     """
     original = function_context.make_function_context
     if hasattr(original, "_tfrs_embed_original"):
@@ -89,7 +78,7 @@ def retrace_in_loops() -> None:
         body = _innermost_body()
         if body is None:
             return made
-        # Not by the body's id, which a later body may have.
+        # The body's id() could be that of a later body.
         if not hasattr(body, "_tfrs_embed_number"):
             body._tfrs_embed_number = next(_numbers)
         return made._replace(context=(made.context, body._tfrs_embed_number))
@@ -108,7 +97,7 @@ def _innermost_body() -> Any:
 
 
 def _run_behind(body: Any, callbacks: list[Callable[[], None]]) -> None:
-    """Runs the callbacks when the loop with this body is made."""
+    """Runs the callbacks after the loop with this body is made."""
     outer = body.outer_graph
     create = outer._create_op_internal
 

@@ -1,7 +1,7 @@
-"""The configuration of a TPUEmbeddingV2, checked before anything is made.
+"""Checks the configuration of a TPUEmbeddingV2 before anything is made.
 
-TensorFlow ignores, drops or misreads many settings that it can't honour. Here
-each of them is an error: a program runs with the settings it asked for.
+TensorFlow ignores or misreads many settings that SparseCores don't support.
+Here each of them is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
 
-#: SparseCores address a stack's rows by int32.
+#: SparseCores number a stack's rows by int32.
 MAX_ROWS = 2**31 - 1
 
 _tpu = tf.tpu.experimental.embedding
@@ -54,12 +54,11 @@ class Setup:
             its optimizer.
         layout: tables and features on the topology.
         structure: the nesting of the configuration.
-        order: for each feature in the layout's order, its place in the
-            structure's order.
+        order: for each feature in the layout's order, the place in the
+            structure's.
         features: the features in the layout's order, without output_shape.
         tables: the tables by name.
-        rules: the stacks' update rules by the stack's name; None where tables
-            have no optimizer.
+        rules: each stack's update rule by name; None without an optimizer.
     """
 
     feature_config: Any
@@ -71,18 +70,15 @@ class Setup:
     rules: dict[str, UpdateRule | None]
 
     def flatten(self, value: Any, what: str) -> list[Any]:
-        """Returns the leaves of an input, in the layout's order.
+        """Returns the leaves of an input in the layout's order.
 
         Args:
-            value: the nesting, as the configuration's.
-            what: what it is, for error messages.
-
-        Returns:
-            The leaves.
+            value: nested like the configuration.
+            what: the input's name in errors.
 
         Raises:
             ValueError: a key is missing or unknown, or a length differs.
-            TypeError: a node has another kind than in the configuration.
+            TypeError: a node is of another kind than in the configuration.
         """
         leaves = self.structure.flatten(value, what)
         return [leaves[i] for i in self.order]
@@ -91,21 +87,19 @@ class Setup:
 def make_setup(
     feature_config: Any, optimizer: Any, topology: Topology, config: Any
 ) -> Setup:
-    """Checks the arguments of a TPUEmbeddingV2, and lays its tables out.
+    """Checks the arguments of a TPUEmbeddingV2, and lays the tables out.
 
     Args:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s;
-            left as it is.
+            not changed.
         optimizer: for tables that have none.
         topology: the slice.
-        config: a `SparseCoreEmbeddingConfig`, or None for TF's defaults.
-
-    Returns:
-        The checked configuration.
+        config: a `SparseCoreEmbeddingConfig`, or None for TensorFlow's
+            defaults.
 
     Raises:
-        ValueError: a value that is missing, out of range, or of no effect.
-        TypeError: a value of the wrong kind.
+        ValueError: a value is missing, out of range, or has no effect.
+        TypeError: a value is of the wrong kind.
         NotImplementedError: weight decay.
         RuntimeError: TensorFlow 2.16, which has no layouts for SparseCores.
     """
@@ -140,18 +134,18 @@ def make_setup(
 
 
 def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
-    """A completed copy of the configuration, and its features' specs."""
+    """A completed copy of the configuration, and its spec."""
     Structure.of(
         feature_config, lambda node: isinstance(node, _tpu.FeatureConfig)
     )
     feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
     for i, table in enumerate(_tables_of(feature_config)):
-        # TF numbers tables without a name in this order.
+        # TensorFlow names unnamed tables in this order.
         table.name = table.name or f"table_{i}"
         if table.optimizer is None:
             table.optimizer = optimizer
         table.optimizer = _hashable(table.optimizer)
-    # These two are for TF's TPU classes alone; `parse` knows none of them.
+    # `parse` does not accept these two, which only TensorFlow's class reads.
     plain = tpu_embedding_v3._clone_feature_config(feature_config)
     for table in _tables_of(plain):
         table.quantization_config = table.layout = None
@@ -162,16 +156,16 @@ def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
 
 
 def _tables_of(feature_config: Any) -> list[Any]:
-    """The tables in TF's order, that of their first feature."""
+    """The tables in TensorFlow's order: by their first feature."""
     features = nest.flatten(feature_config)
     return list({id(f.table): f.table for f in features}.values())
 
 
 def _hashable(optimizer: Any) -> Any:
-    """An optimizer whose learning rate is no variable.
+    """The optimizer with a hashable learning rate.
 
-    TF hashes optimizers when it stacks tables. Variables have no hash, and
-    their methods have one: that of the object.
+    TensorFlow hashes optimizers when it stacks tables. A variable has no hash;
+    its bound method `read_value` does.
     """
     if isinstance(optimizer, _Optimizer):
         rate = optimizer.learning_rate
@@ -236,12 +230,12 @@ def _rule(table: Any) -> UpdateRule | None:
 
 
 def check_layout(layout: Layout) -> None:
-    """Checks the stacks of a layout, and the limits that there are for them.
+    """Checks the sizes of a layout's stacks, and their limits.
 
     Raises:
-        ValueError: a stack with too many rows; or a limit for what is no stack,
-            or out of range.
-        TypeError: limits that are no dict.
+        ValueError: a stack has too many rows, or a limit is out of range or
+            names no stack.
+        TypeError: limits are not a dict.
     """
     for stack in layout.stacks.values():
         if stack.rows <= MAX_ROWS:

@@ -1,4 +1,4 @@
-"""The tables that SparseCores hold as one: a layer's `table_stacking`."""
+"""A layer's `table_stacking`: which tables SparseCores hold as one."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.optimizers.rules import TableOptimizer
 
-# SparseCores hold rows in multiples of this many numbers.
+#: SparseCores pad rows to multiples of this width.
 _WIDTH = 8
 
-
-#: The names of each stack's tables. A table in none is a stack of its own.
+#: The names of each stack's tables. Any other table is a stack by itself.
 Groups = tuple[tuple[str, ...], ...]
 
 
 def read(table_stacking: Any) -> Groups | None:
-    """Reads a layer's argument.
+    """Reads a layer's `table_stacking`.
 
     Args:
-        table_stacking: "auto"; None, for no stacking; a list of the names of
-            tables to stack; or a list of such lists.
+        table_stacking: "auto"; None, for no stacking; a list of names of tables
+            to stack; or a list of such lists.
 
     Returns:
-        The groups; None for "auto", which leaves them to TensorFlow.
+        The groups; None for "auto": TensorFlow chooses.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: a table is named twice.
+        TypeError: the argument is something else.
+        ValueError: an unknown string, or a table is named twice.
     """
     if table_stacking is None:
         return ()
@@ -52,19 +51,19 @@ def unite_optimizers(
     tables: Sequence[TableSpec],
     optimizers: Mapping[str, TableOptimizer | None],
 ) -> dict[str, TableOptimizer | None]:
-    """Checks that the groups can be stacks, on SparseCores or elsewhere.
+    """Checks that the groups can be stacks, wherever the tables are.
 
     Args:
         groups: the groups.
         tables: the layer's tables.
-        optimizers: their optimizers by name.
+        optimizers: each table's optimizer by name.
 
     Returns:
-        The optimizers, those of each group as one.
+        The optimizers, one object per group.
 
     Raises:
-        ValueError: there is no such table, or a group's tables differ in their
-            padded widths or optimizers, or one of them demands another place.
+        ValueError: a name is unknown, a group's tables differ in padded width
+            or optimizer, or a table demands another place.
     """
     by_name = {table.name: table for table in tables}
     united = dict(optimizers)
@@ -106,7 +105,7 @@ def unite_optimizers(
 
 
 def _lists(value: Any) -> Groups:
-    """The groups of a list of names, or of a list of such lists."""
+    """A list of names, or of lists of names, as groups."""
     entries = list(value) if isinstance(value, (list, tuple)) else [value]
     if entries and all(isinstance(entry, str) for entry in entries):
         return (tuple(entries),)

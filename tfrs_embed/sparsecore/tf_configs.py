@@ -1,4 +1,4 @@
-"""Configurations as TensorFlow's TPU embedding classes take them."""
+"""Converts configurations to those of TensorFlow's TPU embedding classes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ def feature_configs(
 ) -> list[Any]:
     """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
 
-    Tables are initialized with zeros: the caller fills them in.
+    TensorFlow initializes the tables with zeros; the caller writes initial
+    values.
 
     Args:
         features: the features.
-        samples: each feature's number of samples in one replica's batch, which
-            becomes its output_shape; None: it has an output_shape.
-        optimizers: TF's optimizer of each table by the table's name. TF stacks
+        samples: each feature's samples in a replica's batch, which become its
+            output_shape; None: the feature has an output_shape.
+        optimizers: TensorFlow's optimizers by table name. TensorFlow stacks
             tables whose optimizers are equal.
-
-    Returns:
-        The configurations, in the order of the features.
     """
     tables = {
         table.name: _tpu.TableConfig(
@@ -60,8 +58,8 @@ def feature_configs(
 def _zeros(
     shape: Any, dtype: tf.DType, shard_info: Any = None, **_: Any
 ) -> tf.Tensor:
-    # TensorFlow reads off the signature that it may ask for a shard's rows
-    # alone; else it makes the whole table for each of them.
+    # With `shard_info` in the signature TensorFlow asks for one shard at a
+    # time; otherwise it makes the whole table for each shard.
     return tf.zeros(shape if shard_info is None else shard_info.shape, dtype)
 
 
@@ -70,12 +68,12 @@ def layer_optimizers(
     rate: Callable[[TableOptimizer], Any],
     stacking: Groups | None = None,
 ) -> dict[str, Any]:
-    """Returns TF's optimizers of a layer's tables, by the tables' names.
+    """Returns TensorFlow's optimizers of a layer's tables, by table name.
 
-    Tables of one optimizer get one, so that TF may stack them.
+    Tables of one optimizer get one, so TensorFlow may stack them.
 
     Args:
-        optimizers: each table's optimizer by its name.
+        optimizers: each table's optimizer by name.
         rate: called for the learning rate at each update.
         stacking: the tables that may be stacked; None: all of one optimizer.
     """
@@ -87,9 +85,9 @@ def layer_optimizers(
             group = next((each for each in stacking if name in each), name)
         key = (id(optimizer), group)
         if key not in made:
-            # An untrained table's gradients are never sent, but TF wants an
-            # optimizer. Tables of two optimizers must not become one stack, not
-            # even if these are equal now: TF compares partials by identity.
+            # TensorFlow needs an optimizer for untrained tables too; their
+            # gradients are never sent. It compares partials by identity, so
+            # tables of two equal optimizers don't become one stack.
             where = f"Table '{name}'"
             made[key] = (
                 to_tpu(SGD(), 0.0, where)
@@ -106,10 +104,10 @@ def layer_optimizers(
 
 
 def declares_samples(feature: FeatureSpec) -> bool:
-    """Whether a feature's configuration says how many samples there are.
+    """Whether a feature's configuration determines its number of samples.
 
-    TensorFlow's does if it has an output_shape. Otherwise a layer takes the
-    number from its batches.
+    TensorFlow's FeatureConfig with an output_shape does. Otherwise a layer
+    takes the number from its batches.
     """
     shape = feature.output_shape
     return (
@@ -123,18 +121,18 @@ def declares_samples(feature: FeatureSpec) -> bool:
 def untrained_optimizers(
     features: Sequence[FeatureSpec], optimizer: Any
 ) -> dict[str, Any]:
-    """Returns TF's optimizers of tables that are only laid out, by their names.
+    """Returns TensorFlow's optimizers of tables that are only laid out.
 
-    They decide what TF stacks, and are not for training.
+    They decide which tables TensorFlow stacks, and don't train.
 
     Args:
         features: the features.
-        optimizer: for tables that have none: TF's, or what
-            `optimizers.conversion.convert` takes.
+        optimizer: for tables that have none: TensorFlow's, or an argument of
+            `optimizers.conversion.convert`.
 
     Raises:
-        ValueError: an optimizer that can't be converted.
-        TypeError: another kind of optimizer.
+        ValueError: an optimizer can't be converted.
+        TypeError: an optimizer of another kind.
     """
     tables = {feature.table.name: feature.table for feature in features}
     of_table: dict[str, Any] = {}
@@ -145,8 +143,8 @@ def untrained_optimizers(
             converted = convert(given, where)
             if converted is not None:
                 require_tpu(converted, where)
-                # TF does not stack tables whose learning rates are different
-                # callables, and each optimizer gets its own when it trains.
+                # TensorFlow does not stack tables whose learning rates are
+                # different callables, as the rates of a layer's optimizers are.
                 given = to_tpu(converted.rule, lambda: 0.0, where)
         of_table |= dict.fromkeys([table.name for table in group], given)
     return of_table

@@ -1,4 +1,4 @@
-"""TensorFlow's TPUEmbeddingV2, pipelined where its compiler can do it."""
+"""TensorFlow's TPUEmbeddingV2, pipelined where the TPU compiler can do it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from tfrs_embed.sparsecore import pipelining
 
 
 class TPUEmbeddingV2InLoops(tpu_embedding_v3.TPUEmbeddingV2):
-    """Pipelines the steps of loops, and runs other steps one after another.
+    """Pipelines the steps of loops; other steps run one after another.
 
-    TensorFlow marks lookups and updates for pipelining wherever they are. Its
-    compiler then refuses a function in which they are not in one loop: a
-    training step outside of any loop, as with Keras's steps_per_execution of 1;
-    Keras's `predict`, whose first step is outside of its loop; a `tf.function`
-    that a loop calls.
+    TensorFlow marks every lookup and update for pipelining. The TPU compiler
+    then refuses a function in which they are not in one loop: a training step
+    outside of loops, as with Keras's steps_per_execution=1; Keras's `predict`,
+    whose first step is outside of its loop; a `tf.function` that a loop calls.
     """
 
     #: Whether the next call is part of a training step.
