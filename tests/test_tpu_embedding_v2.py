@@ -491,19 +491,17 @@ def test_shards_are_slices_in_the_layout_of_tensorflow():
     assert set(embedding.variables["t"]) == {"parameters"}
 
 
-def test_an_initializer_that_knows_shards_is_called_for_each_chip():
+def test_an_initializer_that_knows_shards_is_called_for_the_whole_table():
     seen = []
 
     def initializer(shape, dtype, shard_info):
         seen.append((tuple(shape), shard_info.shape, shard_info.offset))
-        return tf.fill(shard_info.shape, float(shard_info.offset[0] + 1))
+        return tf.ones(shard_info.shape)
 
     embedding = simple(topology=(2, 2), initializer=initializer)
-    # Rows 0 and 1 of each four are the first chip's.
-    expected = [1, 1, 17, 17, 1, 1, 17, 17, 1]
-    assert embedding.unstacked_tables["t"][:, 0].numpy().tolist() == expected
-    assert seen == [((32, 8), (16, 8), (0, 0)), ((32, 8), (16, 8), (16, 0))]
-    assert np.sum(embedding.embedding_tables["t"]) == 5 * sum(expected)
+    assert embedding.unstacked_tables["t"].numpy().min() == 1
+    assert seen == [((9, 5), (9, 5), (0, 0))]
+    assert np.sum(embedding.embedding_tables["t"]) == 9 * 5
 
 
 def test_a_checkpoint_holds_tables_and_slots(tmp_path):

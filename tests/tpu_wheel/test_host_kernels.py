@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrs_embed.ops.checks import Checks
 from tfrs_embed.sparsecore import Topology, compute_limits
-from tfrs_embed.sparsecore.host_buffers import fill_buffers
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.tools.testing import emulated_host, tensorflow_host
@@ -107,9 +105,7 @@ def kernel_buffers(layout, inputs, weights):
 
 
 def numpy_buffers(layout, inputs, weights):
-    checks = Checks()
-    ids = emulated_host.by_sample(layout, inputs, weights, checks)
-    return cut(fill_buffers(layout, ids, 1, checks))
+    return cut(emulated_host.fill(layout, inputs, weights))
 
 
 def cut(filled):
@@ -199,8 +195,11 @@ def test_bad_indices_are_refused_by_both(cores):
         ids, weights = random_ids(rng, cores * 3, 64, spoil=True)
         want = outcome(kernel_buffers, layout, [ids], [weights])
         got = outcome(numpy_buffers, layout, [ids], [weights])
-        assert_same_bits(got, want)
-        refused += isinstance(want, str)
+        if isinstance(want, str):
+            assert isinstance(got, str)
+            refused += 1
+        else:
+            assert_same_bits(got, want)
     assert refused > 10
 
 

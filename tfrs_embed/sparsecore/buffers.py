@@ -1,4 +1,4 @@
-"""The last stage of host preprocessing: fills the buffers of a chip's SparseCores."""
+"""The last stage of host preprocessing: fills a chip's buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PADDING = np.iinfo(np.int32).max
 
 
 class ChipBuffers(NamedTuple):
-    """The buffers that a chip's SparseCores read for one stack.
+    """The buffers of a chip's SparseCores for one stack.
 
     Partitions follow each other, SparseCore by SparseCore and shard by shard,
     each padded to a multiple of 8. TensorFlow's arrays have a static size: they
@@ -41,8 +41,9 @@ class ChipBuffers(NamedTuple):
 def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
     """Fills one chip's buffers by stack, as `TPUEmbeddingV2.enqueue` does.
 
-    Several threads may call it at once. `ids` has each feature's ids on the
-    chip, in the layout's order; ids are not checked against their tables' rows.
+    `ids` has each feature's ids on the chip, in the layout's order; they are
+    not checked against their tables' rows. Several threads may call this at
+    once.
 
     Raises:
         ValueError: a limit or the capacity is exceeded, or the capacity is no

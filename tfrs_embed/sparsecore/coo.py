@@ -18,13 +18,10 @@ Floats = NDArray[np.float32]
 
 
 class Ids(NamedTuple):
-    """One feature's checked ids: arrays of one chip, or tensors of several
-    chips.
+    """One feature's checked ids: arrays of one chip, or tensors of several.
 
-    Attributes:
-        splits: [samples + 1] int32, the first id of each sample, and the end.
-        values: the ids, [n] int32.
-        weights: the ids' weights, [n] float32; None: ones.
+    `splits` [samples + 1] int32 has the first id of each sample, and the end;
+    `values` [n] int32 are the ids, `weights` [n] float32 their weights or None.
     """
 
     splits: Any
@@ -35,18 +32,11 @@ class Ids(NamedTuple):
 def convert(
     layout: Layout, feature: FeatureLayout, ids: Ids, with_gains: bool
 ) -> tuple[Ints, Ints, Floats | None]:
-    """Converts a feature's ids on a chip to (row, col, gain).
+    """Converts a feature's ids on a chip to rows, cols and gains, [n] each.
 
-    Args:
-        layout: the layout.
-        feature: the feature in the layout.
-        ids: the feature's ids on a chip.
-        with_gains: False: gains are None, and weights are not read.
-
-    Returns:
-        The rows, cols and gains, [n] each, in the order of the samples; equal
-        neighbours of one sample are merged. Rows number the chip's samples of
-        the stack, SparseCore by SparseCore.
+    They are in the order of the samples; equal neighbours of one sample are
+    merged. Rows number the chip's samples of the stack, SparseCore by
+    SparseCore. Without `with_gains` gains are None, and weights are not read.
     """
     num_sc = layout.topology.sparse_cores
     of_core = np.arange(feature.samples // num_sc, dtype=np.int32)

@@ -12,10 +12,8 @@ from tfrs_embed.compat.unmirrored import UnmirroredVariable
 class Update(NamedTuple):
     """A stack's update, computed and not applied.
 
-    Attributes:
-        rows: [n] int32, unique rows of all chips.
-        gradients: [n, dim] float32.
-        rate: float32, the learning rate, a scalar or [chips].
+    `rows` [n] int32 are unique rows of all chips, `gradients` [n, dim] float32;
+    `rate` is the learning rate, float32, a scalar or [chips].
     """
 
     rows: tf.Tensor

@@ -18,7 +18,7 @@ from tfrs_embed.sparsecore.topology import Topology
 
 
 class Entries(NamedTuple):
-    """The entries of buffers; an entry adds gain * row to a sample.
+    """The entries of buffers: each adds gain * row to a sample.
 
     Attributes:
         sample: [n] int32, among the samples of the buffers' chips.
@@ -38,12 +38,11 @@ def decode(
     rows_per_shard: int,
     chips: int = 1,
 ) -> Entries:
-    """Reads the entries of buffers, without padding, in the buffers' order.
+    """Reads the entries of a stack's buffers, without padding, in order.
 
     Args:
-        buffers: a stack's buffers: row pointers, int32; sample ids, int32, of
-            the run's SparseCore; token ids, int32, rows of the run's shard;
-            gains, float32.
+        buffers: row pointers; sample ids of the run's SparseCore; token ids,
+            rows of the run's shard; all int32; gains, float32.
         topology: the slice.
         samples: the stack's samples per chip.
         rows_per_shard: the stack's rows per shard.
@@ -74,16 +73,10 @@ def decode(
 def activations(
     entries: Entries, rows: tf.Tensor, samples: int, quantization: Any = None
 ) -> tf.Tensor:
-    """Combines rows into samples.
+    """Combines the entries' rows, [n, dim], into samples, [samples, dim].
 
-    Args:
-        entries: the entries of buffers.
-        rows: [n, dim] float32, each entry's row.
-        samples: the number of samples of the buffers' chips.
-        quantization: a `QuantizationConfig` to quantize rows with, or None.
-
-    Returns:
-        [samples, dim] float32; zeros for a sample without entries.
+    Both are float32. A `QuantizationConfig` quantizes the rows first. A sample
+    without entries is zero.
     """
     if quantization is not None:
         rows = _quantize(rows, quantization)
@@ -101,16 +94,11 @@ def _quantize(rows: tf.Tensor, config: Any) -> tf.Tensor:
 def row_gradients(
     entries: Sequence[Entries], gradients: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums the gradients of a stack's rows.
+    """Sums gradients by row, over several buffers.
 
-    Args:
-        entries: the entries of several buffers.
-        gradients: the gradients of the activations of each, [samples, dim]
-            float32.
-
-    Returns:
-        The unique rows, [m] int32, in the order of their first entries, and
-        their gradients, [m, dim] float32.
+    `gradients` has the gradients of each buffer's activations, [samples, dim].
+    Returns the unique rows, [m] int32, in the order of their first entries, and
+    their gradients, [m, dim] float32.
     """
     rows, index = tf.unique(tf.concat([e.row for e in entries], 0))
     parts = [

@@ -93,9 +93,10 @@ def _zeros(spec: tf.TensorSpec) -> np.ndarray:
 
 
 def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
-    """The specs of the fields of `ChipBuffers` for chips, by stack.
+    """The specs of `ChipBuffers` for chips, by stack.
 
-    The specs of the unpadded sizes of row pointers and ids follow.
+    The specs of the unpadded sizes of row pointers and ids follow: scalars for
+    one chip, else [chips].
     """
     topology, config = layout.topology, layout.config
     pointers = _MAX_MINIBATCHES * topology.sparse_cores
@@ -121,13 +122,9 @@ def fill_buffers(
 
     Args:
         layout: the layout.
-        ids: each feature's ids, in the layout's order.
-        chips: the number of chips; their batches follow each other.
+        ids: each feature's ids in the layout's order, chip by chip.
+        chips: the number of chips.
         checks: conditions that must hold for the ids.
-
-    Returns:
-        By stack, the buffers and the unpadded sizes of row pointers and ids:
-        scalars for one chip, else [chips].
 
     Raises:
         tf.errors.InvalidArgumentError: a check fails, or there are more ids
@@ -163,14 +160,8 @@ def needed_limits(
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Counts the limits that one chip's batch needs.
 
-    Args:
-        layout: the layout.
-        ids: each feature's ids on the chip, in the layout's order.
-        checks: conditions that must hold for the ids.
-
-    Returns:
-        By stack, the most ids and the most unique ids that a SparseCore sends
-        to a shard, scalar int32.
+    Returns the most ids and the most unique ids that a SparseCore sends to a
+    shard, scalar int32 by stack.
     """
 
     def most(*arrays: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whether TensorFlow has SparseCore's host kernels: only its wheel for TPUs has."""
+"""Tells whether TensorFlow has SparseCores' host kernels (in its TPU wheel)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class FeatureLayout:
     """The places of a feature's samples and ids in a stack.
 
     Attributes:
-        path: the feature's path in the configuration, joined by "/".
+        path: the path in the configuration, joined by "/".
         config: TensorFlow's FeatureConfig; its table has padded sizes.
         stack: the name of the table's stack.
         dim: the table's width without padding.
@@ -51,11 +51,10 @@ class StackLayout:
     """A stack: tables that SparseCores hold as one.
 
     Attributes:
-        name: the stack's name: its tables' sorted names joined by "_".
+        name: the tables' sorted names, joined by "_".
         tables: TensorFlow's TableConfigs, with padded sizes, in the stack's
             order.
-        rows: rows of all tables with padding, a multiple of the number of
-            shards.
+        rows: padded rows of all tables, a multiple of the number of shards.
         dim: padded width.
         samples: samples per chip of all features.
         max_ids: the limit of ids that a SparseCore sends to a shard.
@@ -82,8 +81,6 @@ class Layout:
             defaults.
 
     Attributes:
-        topology: the slice.
-        config: the `SparseCoreEmbeddingConfig`.
         features: each feature's layout, in flattened order.
         stacks: the stacks by name, in TensorFlow's order.
         stack_of: the name of each table's stack.
@@ -151,13 +148,10 @@ class Layout:
 
 
 def flat_rows(layout: Any, ids: Any) -> Any:
-    """The places of a table's rows in the stack's variable.
+    """The places of a table's rows, integers, in the stack's variable.
 
-    The variable has the rows chip by chip and SparseCore by SparseCore.
-
-    Args:
-        layout: TensorFlow's `SparseCoreTableLayout` of the table.
-        ids: the table's rows, integers: a number, an array or a Tensor.
+    The variable has the rows chip by chip and SparseCore by SparseCore;
+    `layout` is TensorFlow's `SparseCoreTableLayout` of the table.
     """
     shards = layout.num_sparse_cores
     shard = (ids % shards + layout.sparse_core_shard_rotation) % shards

@@ -22,8 +22,7 @@ class Partitions(NamedTuple):
         cols: [n] int32, rows of the shard.
         gains: [n] float32, or None.
         ids: [num_sc, shards], the number of ids of each partition.
-        unique_ids: [num_sc, shards], the number of unique ids of each
-            partition.
+        unique_ids: the same of unique ids.
     """
 
     rows: Ints
@@ -38,10 +37,8 @@ def partition(
 ) -> dict[str, Partitions]:
     """Sorts a chip's ids into partitions by stack, without checking limits.
 
-    Args:
-        layout: the layout.
-        ids: each feature's ids on the chip, in the layout's order.
-        with_gains: False: gains are None, and weights are not read.
+    `ids` has each feature's ids on the chip, in the layout's order;
+    `with_gains` is that of `convert`.
     """
     features: dict[str, list[Any]] = {name: [] for name in layout.stacks}
     for feature, given in zip(layout.features, ids, strict=True):
@@ -61,8 +58,7 @@ def _sort_stack(
     """Sorts a stack's ids on a chip.
 
     `features` has the first row of each feature's table in the stack, and the
-    rows, cols and gains of its ids; `samples` counts the stack's samples on the
-    chip.
+    rows, cols and gains of its ids.
     """
     offsets, rows, cols, gains = zip(*features, strict=True)
     _, tables = np.unique(offsets, return_inverse=True)
@@ -105,7 +101,7 @@ def sort(
     tables: NDArray[np.intp],
     shards: int,
 ) -> Partitions:
-    """Sorts one SparseCore's ids; `tables` has the number of each id's table."""
+    """Sorts one SparseCore's ids; `tables` numbers each id's table."""
     # One integer has all that decides the order, and the id's place: numpy
     # sorts integers several times faster than it sorts places by keys. From
     # the highest bits: shard, table, row of the shard, place.

@@ -25,8 +25,7 @@ _numbers = itertools.count(1)
 def in_loop() -> bool:
     """Whether operations are being built in the body of a `tf.while_loop`.
 
-    A Python loop that AutoGraph converts is one; functions and branches inside
-    a body count too.
+    AutoGraph's loops count, and functions and branches inside a body.
     """
     return _innermost_body() is not None
 
@@ -42,13 +41,10 @@ def directly_in_loop() -> bool:
 def around_loop(callback: Callable[[], None]) -> None:
     """Runs a callback before and after the innermost loop that is being traced.
 
-    The callback runs twice in the graph around the loop: at once, before the
-    loop's operation is made, and right after it is made. Automatic control
-    dependencies order operations on variables that the loop uses. The first run
-    applies an update that is left from a loop which an error ended.
-
-    Raises:
-        RuntimeError: no loop's body is being traced.
+    It runs in the graph around the loop, at once and right after the loop's
+    operation is made; automatic control dependencies order operations on
+    variables that the loop uses. The first run applies an update that a loop
+    left when an error ended it.
     """
     body = _innermost_body()
     if body is None:

@@ -70,15 +70,9 @@ class Setup:
     rules: dict[str, UpdateRule | None]
 
     def flatten(self, value: Any, what: str) -> list[Any]:
-        """Returns the leaves of an input in the layout's order.
+        """Returns an input's leaves in the layout's order.
 
-        Args:
-            value: nested like the configuration.
-            what: the input's name in errors.
-
-        Raises:
-            ValueError: a key is missing or unknown, or a length differs.
-            TypeError: a node is of another kind than in the configuration.
+        `what` is the input's name in errors, which `Structure.flatten` raises.
         """
         leaves = self.structure.flatten(value, what)
         return [leaves[i] for i in self.order]
@@ -88,14 +82,6 @@ def make_setup(
     feature_config: Any, optimizer: Any, topology: Topology, config: Any
 ) -> Setup:
     """Checks the arguments of a TPUEmbeddingV2, and lays the tables out.
-
-    Args:
-        feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s;
-            not changed.
-        optimizer: for tables that have none.
-        topology: the slice.
-        config: a `SparseCoreEmbeddingConfig`, or None for TensorFlow's
-            defaults.
 
     Raises:
         ValueError: a value is missing, out of range, or has no effect.
@@ -107,7 +93,7 @@ def make_setup(
     feature_config, spec = _read(feature_config, optimizer)
     order = tuple(nest.flatten(spec.structure.template))
     for feature in spec.features:
-        _check_feature(feature, topology)
+        check_feature(feature, topology)
     rules = {t.name: _rule(t) for t in _tables_of(feature_config)}
     if config is not None and not isinstance(
         config, _tpu.SparseCoreEmbeddingConfig
@@ -145,14 +131,18 @@ def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
         if table.optimizer is None:
             table.optimizer = optimizer
         table.optimizer = _hashable(table.optimizer)
-    # `parse` does not accept these two, which only TensorFlow's class reads.
-    plain = tpu_embedding_v3._clone_feature_config(feature_config)
-    for table in _tables_of(plain):
-        table.quantization_config = table.layout = None
-    spec = parse(plain)
+    spec = parse_configs(feature_config)
     for table in spec.tables:
         require_float32(table, "on SparseCores")
     return feature_config, spec
+
+
+def parse_configs(feature_config: Any) -> EmbeddingSpec:
+    """Parses TensorFlow's FeatureConfigs, without settings only it reads."""
+    plain = tpu_embedding_v3._clone_feature_config(feature_config)
+    for table in _tables_of(plain):
+        table.quantization_config = table.layout = None
+    return parse(plain)
 
 
 def _tables_of(feature_config: Any) -> list[Any]:
@@ -175,7 +165,8 @@ def _hashable(optimizer: Any) -> Any:
     return optimizer
 
 
-def _check_feature(feature: FeatureSpec, topology: Topology) -> None:
+def check_feature(feature: FeatureSpec, topology: Topology) -> None:
+    """Checks that SparseCores can share a feature's samples."""
     shape = feature.output_shape
     if shape is None or None in shape:
         raise ValueError(

@@ -16,14 +16,10 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def read(table_stacking: Any) -> Groups | None:
-    """Reads a layer's `table_stacking`.
+    """Reads a layer's `table_stacking`; None means that TensorFlow chooses.
 
-    Args:
-        table_stacking: "auto"; None, for no stacking; a list of names of tables
-            to stack; or a list of such lists.
-
-    Returns:
-        The groups; None for "auto": TensorFlow chooses.
+    The argument is "auto"; None, for no stacking; a list of names of tables to
+    stack; or a list of such lists.
 
     Raises:
         TypeError: the argument is something else.
@@ -53,13 +49,8 @@ def unite_optimizers(
 ) -> dict[str, TableOptimizer | None]:
     """Checks that the groups can be stacks, wherever the tables are.
 
-    Args:
-        groups: the groups.
-        tables: the layer's tables.
-        optimizers: each table's optimizer by name.
-
     Returns:
-        The optimizers, one object per group.
+        The tables' optimizers by name, one object per group.
 
     Raises:
         ValueError: a name is unknown, a group's tables differ in padded width

@@ -24,15 +24,10 @@ def feature_configs(
 ) -> list[Any]:
     """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
 
+    `samples` has each feature's samples in a replica's batch, or None if its
+    output_shape has them; `optimizers` are TensorFlow's by table name.
     TensorFlow initializes the tables with zeros; the caller writes initial
     values.
-
-    Args:
-        features: the features.
-        samples: each feature's samples in a replica's batch, which become its
-            output_shape; None: the feature has an output_shape.
-        optimizers: TensorFlow's optimizers by table name. TensorFlow stacks
-            tables whose optimizers are equal.
     """
     tables = {
         table.name: _tpu.TableConfig(
@@ -70,12 +65,9 @@ def layer_optimizers(
 ) -> dict[str, Any]:
     """Returns TensorFlow's optimizers of a layer's tables, by table name.
 
-    Tables of one optimizer get one, so TensorFlow may stack them.
-
-    Args:
-        optimizers: each table's optimizer by name.
-        rate: called for the learning rate at each update.
-        stacking: the tables that may be stacked; None: all of one optimizer.
+    TensorFlow may stack tables of one optimizer. `rate` is called for the
+    learning rate at each update; `stacking` has the tables that may be stacked,
+    None: all of one optimizer.
     """
     made: dict[Any, Any] = {}
     of_table = {}
@@ -123,16 +115,8 @@ def untrained_optimizers(
 ) -> dict[str, Any]:
     """Returns TensorFlow's optimizers of tables that are only laid out.
 
-    They decide which tables TensorFlow stacks, and don't train.
-
-    Args:
-        features: the features.
-        optimizer: for tables that have none: TensorFlow's, or an argument of
-            `optimizers.conversion.convert`.
-
-    Raises:
-        ValueError: an optimizer can't be converted.
-        TypeError: an optimizer of another kind.
+    They decide which tables TensorFlow stacks. `optimizer`, for tables that
+    have none, is TensorFlow's or an argument of `conversion.convert`.
     """
     tables = {feature.table.name: feature.table for feature in features}
     of_table: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The base of the engines for all generations of TPUs."""
+"""The base class of the engines for all generations of TPUs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from tfrs_embed.storage.initial_values import initial_blocks
 
 
 class TPUEngine(Engine, FixedBatches):
-    """Lets one of TensorFlow's TPU embedding classes hold the tables.
+    """Holds tables in one of TensorFlow's TPU embedding classes.
 
-    A TPU program has fixed shapes, so the number of samples of each feature
-    must be known before the tables are made. What a batch has less is padded.
-
-    Whatever reads ids runs on the host, outside of the compiled program: ids
-    come from there, and a compiled program checks nothing.
+    A TPU program has fixed shapes, so each feature's number of samples must be
+    known before the tables are made; smaller batches are padded. Everything
+    that reads ids runs on the host: ids come from there, and a compiled program
+    checks nothing.
 
     Raises:
-        ValueError: a table has more rows than a TPU can number, or an optimizer
-            that these TPUs don't have.
+        ValueError: a table has too many rows for int32, or an optimizer that
+            these TPUs don't have.
     """
 
     #: The names of the `UpdateOptions` that these TPUs have.
@@ -53,7 +52,7 @@ class TPUEngine(Engine, FixedBatches):
         super().__init__(features, optimizers, options)
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
-        # TensorFlow's object, once built.
+        # TensorFlow's object; None before `build`.
         self._embedding: Any = None
         for table, optimizer in optimizers.items():
             if optimizer is not None:
@@ -95,7 +94,7 @@ class TPUEngine(Engine, FixedBatches):
             if each is None or self._samples[i] is not None:
                 continue
             if each.static_shape.rank is not None:
-                # A scalar has no batch.
+                # A scalar is a batch of 1.
                 batch, *rest = each.static_shape.as_list() or [1]
                 sizes = [n for n in (batch, self._batch) if n is not None]
                 largest = max(sizes, default=None)
@@ -107,23 +106,16 @@ class TPUEngine(Engine, FixedBatches):
 
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """Does nothing: this hardware has no limits."""
-        return
 
     def build(self) -> None:
-        """See the base class.
-
-        Raises:
-            ValueError: the number of a feature's samples is not known.
-        """
         if self._step is not None:
             return
         with tf.init_scope():
             for table, variables in self._build().items():
-                # Only now, with their values: a checkpoint that was read
-                # before restores them.
+                # After initialization, as a pending restore assigns them now.
                 for key, variable in variables.items():
                     self.states[table].add(key, variable)
-            # Every replica reads it in its program, and all count alike.
+            # Every replica reads the step; all count alike.
             self._step = tf.Variable(
                 tf.constant(0, tf.int64),
                 trainable=False,
@@ -136,13 +128,11 @@ class TPUEngine(Engine, FixedBatches):
     def _build(self) -> dict[str, dict[str, Any]]:
         """Makes TensorFlow's object, and the tables' initial rows.
 
-        Returns:
-            The variables by the table's name, then by "parameters" or the
-            slot's name.
+        Returns the variables by table, then by "parameters" or the slot's name.
         """
 
     def _feature_configs(self, stacking: Groups | None = None) -> list[Any]:
-        """The features as TensorFlow's classes take them."""
+        """TensorFlow's configs of the features."""
         return tf_configs.feature_configs(
             self.features,
             self._padded(),
@@ -154,8 +144,8 @@ class TPUEngine(Engine, FixedBatches):
     def _initial_blocks(
         self, table: TableSpec
     ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields the first row and the rows of each block of a new table."""
-        # Tables that are only looked at have no memory.
+        """Yields the first row and the rows of a new table's blocks."""
+        # Offline tables have no memory.
         if not strategies.is_offline(self._strategy):
             yield from initial_blocks(table)
 
@@ -174,10 +164,7 @@ class TPUEngine(Engine, FixedBatches):
         dtype: tf.DType = tf.float32,
         begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See the base class.
-
-        Outside of strategy.run it reads the tables where they are kept.
-        """
+        """See the base class; outside of strategy.run it reads the tables."""
         if not strategies.in_replica(self._strategy):
             return [
                 lookup_ops.combine(
@@ -200,17 +187,12 @@ class TPUEngine(Engine, FixedBatches):
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         """Looks up in a replica.
 
-        Returns:
-            Each feature's [samples, dim], residuals, and a tensor on the TPU
-            that does not exist if the ids are bad.
+        Returns each feature's [samples, dim], residuals, and a tensor on the
+        TPU that only exists if all ids are good.
         """
 
     def _require_room(self, counts: Sequence[int | None]) -> None:
-        """Requires that no feature has more samples than were built for.
-
-        Args:
-            counts: each feature's samples in a replica's batch.
-        """
+        """Requires that the tables were made for so many samples a replica."""
         for feature, count, samples in zip(
             self.features, counts, self._samples, strict=True
         ):
@@ -226,11 +208,6 @@ class TPUEngine(Engine, FixedBatches):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """See the base class.
-
-        Raises:
-            RuntimeError: the lookup was not made by a replica.
-        """
         if residuals is None:
             refuse_to_train(
                 f"{self._name} is trained by the replicas of a TPUStrategy "
@@ -247,10 +224,10 @@ class TPUEngine(Engine, FixedBatches):
         ]
         inner, valid = residuals
         self._apply_gradients(inner, padded)
-        # One replica counts for all, and must not if another's ids are bad.
+        # No replica may count a step if another one's ids are bad.
         replicas = tf.distribute.get_replica_context()
         with tf.control_dependencies(graphs.here([valid])):
-            # TPUs sum no int64 over replicas.
+            # TPUs can't sum int64 over replicas.
             one = tf.identity(tf.constant(1, tf.int32))
         done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)
         done //= replicas.num_replicas_in_sync
@@ -267,11 +244,7 @@ class TPUEngine(Engine, FixedBatches):
         return [r[0] for r in rows], [r[1] for r in rows]
 
     def _padded(self) -> list[int]:
-        """The number of samples of each feature, with padding.
-
-        Raises:
-            ValueError: it isn't known.
-        """
+        """Each feature's padded number of samples; None is an error."""
         padded = []
         for feature, samples in zip(self.features, self._samples, strict=True):
             if samples is None:
@@ -298,13 +271,13 @@ def _product(sizes: Sequence[int | None]) -> int | None:
 
 
 def _cut(vectors: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
-    """Leaves out the vectors of samples that are padding."""
+    """The vectors without padding samples."""
     count = bags.static_count
     return vectors if count == vectors.shape[0] else vectors[:count]
 
 
 def _pad_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
-    """Adds rows of zeros up to `count`."""
+    """Pads with zeros to `count` rows."""
     if rows.shape[0] == count:
         return rows
     return tf.pad(rows, [[0, count - rows.shape[0]], [0, 0]])
@@ -313,8 +286,8 @@ def _pad_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
 def _rate(optimizer: TableOptimizer, step: tf.Tensor) -> tf.Tensor:
     """The learning rate of this step, a scalar float32."""
     variable = optimizer.rate.variable
-    # A strategy's variable is on the TPU; a plain one is on the host, where
-    # the TPU's program can't read it.
+    # A strategy's variable is on the TPU. A plain one is on the host, and the
+    # TPU's program can't read it.
     if variable is None or isinstance(
         variable, tf.distribute.DistributedValues
     ):

@@ -1,4 +1,4 @@
-"""Tables on TPUs with embedding cores (v2, v3, v4), held by `TPUEmbedding`."""
+"""Tables on embedding cores (TPU v2, v3, v4), held by `TPUEmbedding`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tfrs_embed.storage.sharded import Part, ShardedVariable
 
 
 class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):
-    """TensorFlow's class, fed with ids that were checked on the host."""
+    """TensorFlow's class for ids that were checked on the host."""
 
     def _raise_error_for_non_direct_inputs(self, features: Any) -> None:
-        """Nothing: what the checks return comes from the host, as it must."""
+        """Does nothing: the ids come from checks on the host."""
 
 
 class EmbeddingCoreEngine(TPUEngine):
     """Tables on the embedding cores of a slice.
 
-    The hardware takes one layer's ids at the head of a step, so there can be
-    one layer, looked up once in a step.
+    Embedding cores take one layer's ids at the beginning of a step, so one
+    layer can use them, once in a step.
     """
 
     _options = ("clipvalue",)
@@ -76,7 +76,7 @@ class EmbeddingCoreEngine(TPUEngine):
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
-        # The name ties the lookup to its update.
+        # The name connects the lookup with its update.
         name = f"{self._name}_{next(self._calls)}"
         ids, weights = self._ragged(bags)
         self._embedding.enqueue(ids, weights, training=training, name=name)
@@ -90,14 +90,10 @@ class EmbeddingCoreEngine(TPUEngine):
 
 
 class _HostTable(ShardedVariable):
-    """A table, or a slot, whose image on the hosts is copied from the cores.
+    """A table or a slot, whose image on the hosts is copied from the cores.
 
-    Args:
-        name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
-        variable: TensorFlow's variable, sharded over the hosts.
-        strategy: the strategy it was made under.
-        embedding: TensorFlow's object, which copies all tables at once.
+    `variable` is TensorFlow's, sharded over the hosts; `embedding` is
+    TensorFlow's object, which copies all tables at once.
     """
 
     def __init__(
@@ -123,11 +119,11 @@ class _HostTable(ShardedVariable):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        # The other tables' images would overwrite what the cores have.
+        # Loading overwrites all tables, so all images must be up to date.
         self._embedding._retrieve_variables()
         yield
         self._embedding._load_variables()
 
     def held(self) -> list[HeldRows]:
-        """Nothing: the hosts' image is not what the cores have."""
+        """Nothing: the image on the hosts may be out of date."""
         return []

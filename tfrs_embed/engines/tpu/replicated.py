@@ -15,18 +15,18 @@ from tfrs_embed.ops.update import PARAMETERS
 
 
 class _Tables(tf.tpu.experimental.embedding.TPUEmbeddingV0):
-    """TensorFlow's class, with tables that Keras's optimizers leave alone."""
+    """TensorFlow's class with tables that Keras's optimizers don't see."""
 
     def _create_variables(self, table: Any, trainable: bool) -> Any:
         return super()._create_variables(table, trainable=False)
 
 
 class ReplicatedEngine(TPUEngine):
-    """Tables that every TensorCore has a copy of.
+    """Tables with a copy on every TensorCore.
 
-    A compiled program can't pick out an unknown number of unique ids, so an
-    update passes over its whole table and sums a gradient of the table's size
-    over the replicas: only tables that a TensorCore can hold belong here.
+    A compiled program can't select an unknown number of unique ids, so an
+    update reads the whole table and sums a gradient of its size over the
+    replicas: only for tables that fit on a TensorCore.
     """
 
     _options = ("clipvalue",)

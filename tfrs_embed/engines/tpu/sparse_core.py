@@ -27,8 +27,8 @@ from tfrs_embed.storage.sharded import Part, ShardedVariable
 class SparseCoreEngine(TPUEngine):
     """Tables on the SparseCores of a slice (v5p, v6e).
 
-    Pipelining is the hardware's: it takes place in a `tf.while_loop` over
-    `strategy.run`, as Keras's steps_per_execution makes it.
+    The hardware pipelines steps in a `tf.while_loop` over `strategy.run`, as
+    with Keras's steps_per_execution.
 
     Raises:
         RuntimeError: this is not TensorFlow's wheel for TPUs.
@@ -48,9 +48,9 @@ class SparseCoreEngine(TPUEngine):
 
     @functools.cached_property
     def _layout(self) -> Layout:
-        """The tables and features on the slice; their samples are known."""
-        # TensorFlow leaves out what its buffers have no room for, and limits
-        # for stacks that it doesn't have.
+        """The layout; the features' numbers of samples must be known."""
+        # TensorFlow would ignore limits for unknown stacks, and drop ids above
+        # the capacity.
         features = self._feature_configs(self._stacking)
         layout = Layout(features, self._topology, self._config)
         check_layout(layout)
@@ -69,18 +69,11 @@ class SparseCoreEngine(TPUEngine):
 
     @functools.cached_property
     def _loads(self) -> Loads:
-        """The loads of the batches that `raise_limits` was given."""
+        """The loads of the batches given to `raise_limits`."""
         return Loads(self._layout)
 
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
-        """See the base class.
-
-        Functions that were traced before keep the limits that they have.
-
-        Raises:
-            ValueError: the number of a feature's samples is not known, or
-                there are more.
-        """
+        """See the base class; functions that are already traced keep limits."""
         features, chips = self._layout.features, self._topology.chips
         self._require_room([-(-int(each.count) // chips) for each in bags])
         by_feature = [
@@ -128,29 +121,35 @@ class SparseCoreEngine(TPUEngine):
         return made
 
     def _with_limits(self) -> Any:
-        """Adds the tables' own limits for stacks that there are none for.
+        """The config with limits for all stacks.
 
-        What was measured raises them.
+        The limit of a stack is the config's, or else the largest of its tables;
+        measured loads raise it.
         """
-        layout, measured = self._layout, self._loads.config()
-        config = layout.config
-        limits: dict[str, dict[str, int]] = {}
-        for field, own in (
-            ("max_ids_per_table", "max_ids_per_partition"),
-            ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
-        ):
-            given = getattr(config, field) or {}
-            limits[field] = {}
-            for name, stack in layout.stacks.items():
-                least = given.get(name) or max(
-                    getattr(self.states[table.name].spec, own)
-                    for table in stack.tables
+        config, measured = self._layout.config, self._loads.config()
+
+        def limits(field: str, of_table: str) -> dict[str, int]:
+            given, most = getattr(config, field) or {}, getattr(measured, field)
+            return {
+                name: max(
+                    most[name],
+                    given.get(name)
+                    or max(
+                        getattr(self.states[table.name].spec, of_table)
+                        for table in stack.tables
+                    ),
                 )
-                most = getattr(measured, field)[name]
-                limits[field][name] = max(least, most)
+                for name, stack in self._layout.stacks.items()
+            }
+
         return dataclasses.replace(
             config,
-            **limits,
+            max_ids_per_table=limits(
+                "max_ids_per_table", "max_ids_per_partition"
+            ),
+            max_unique_ids_per_table=limits(
+                "max_unique_ids_per_table", "max_unique_ids_per_partition"
+            ),
             max_ids_per_chip_per_sample=max(
                 config.max_ids_per_chip_per_sample,
                 measured.max_ids_per_chip_per_sample,
@@ -158,7 +157,7 @@ class SparseCoreEngine(TPUEngine):
         )
 
     def _padded(self) -> list[int]:
-        # TensorFlow drops the samples beyond a multiple of the SparseCores.
+        # TensorFlow drops samples above a multiple of the SparseCores.
         cores = self._topology.sparse_cores
         return [-(-samples // cores) * cores for samples in super()._padded()]
 
@@ -192,12 +191,10 @@ class SparseCoreEngine(TPUEngine):
 def _parts(
     rows: int, layout: Any, stack: Any
 ) -> list[tuple[Part, tf.Variable]]:
-    """The SparseCores' rows of a table, each in its chip's variable.
+    """Each SparseCore's rows of a table, and the variable of its chip.
 
-    Args:
-        rows: the number of the table's rows.
-        layout: TensorFlow's `SparseCoreTableLayout` of the table.
-        stack: the stack's variable, a replica's for each chip.
+    `layout` is TensorFlow's `SparseCoreTableLayout`; `stack` is the stack's
+    variable, a replica's for each chip.
     """
     shards = layout.num_sparse_cores
     parts = []

@@ -1,4 +1,4 @@
-"""The limits that a data set needs on SparseCores, with a report."""
+"""Computes the limits that a data set needs on SparseCores, with a report."""
 
 from __future__ import annotations
 
@@ -31,12 +31,9 @@ from tfrs_embed.sparsecore.tf_configs import (
 )
 from tfrs_embed.sparsecore.topology import Topology
 
-#: Bytes of an id in a buffer: its sample, its row and its gain.
+#: Bytes of an id in a buffer: sample, row and gain.
 _BYTES_PER_ID = 12
-
-_NO_BATCHES = (
-    "There are no batches: limits are those of batches that were seen."
-)
+_NO_BATCHES = "There are no batches to compute limits from."
 
 
 def compute_limits(
@@ -50,11 +47,11 @@ def compute_limits(
     sparse_core_embedding_config: Any = None,
     progress: bool = True,
 ) -> tuple[Any, LimitsReport]:
-    """Finds the smallest limits that hold some batches.
+    """Computes the smallest limits that hold some batches.
 
-    A SparseCore has room for a fixed number of ids for each other one, and
-    training stops where a batch has more. The limits found here hold every
-    batch that was seen, times `safety`. No TPU is needed.
+    A SparseCore has room for a fixed number of ids for each other SparseCore,
+    and training stops at a batch with more. The computed limits hold every
+    given batch, times `safety`. No TPU is needed.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -68,18 +65,18 @@ def compute_limits(
 
     Args:
         batches: a `tf.data.Dataset` or an iterable of batches of ONE chip,
-            each nested as `feature_config`: dense, ragged or sparse tensors,
-            arrays, or lists.
-        feature_config: nested FeatureConfigs, TensorFlow's or tfrs_embed's. The
-            number of a feature's samples is that of TensorFlow's output_shape,
-            if there is one; else that of the first batch, and padded, as
-            `PartialTPUEmbedding` does.
+            nested as `feature_config`: dense, ragged or sparse tensors, arrays,
+            or lists.
+        feature_config: nested FeatureConfigs, TensorFlow's or tfrs_embed's. A
+            feature's samples are those of TensorFlow's output_shape, if there
+            is one; else those of the first batch, padded as
+            `PartialTPUEmbedding` pads them.
         topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per chip).
-        optimizer: for tables that have none, as a layer takes it. It decides
-            which tables are stacked, and how large they are with slots.
+        optimizer: for tables that have none, as a layer's. Optimizers decide
+            which tables are stacked, and how many slots they have.
         safety: factor by which the limits are raised, at least 1.
-        size_threshold: tables with at most so many rows are left out, as
-            `PartialTPUEmbedding` leaves them to Keras.
+        size_threshold: tables with at most so many rows are left out, as in
+            `PartialTPUEmbedding`.
         sparse_core_embedding_config: a `SparseCoreEmbeddingConfig` whose other
             settings are kept; the report has the headroom to its limits.
         progress: whether to show how many batches were read, as
@@ -96,7 +93,7 @@ def compute_limits(
         TypeError: a value of the wrong kind.
     """
     topology = Topology.of(topology)
-    # Written so that NaN is refused, too.
+    # NaN fails this, too.
     if not 1 <= safety < math.inf:
         raise ValueError(
             f"safety must be a number >= 1, got {safety!r}; 1 gives limits "
@@ -113,8 +110,7 @@ def compute_limits(
             f"No table has more than size_threshold={size_threshold} rows: "
             "none is on SparseCores. Lower it."
         )
-    # Where its shape is declared, a row of ids is a sample: TensorFlow's class
-    # knows no rows that are sequences.
+    # In TensorFlow's class, which has no sequences, a row of ids is a sample.
     features = [
         dataclasses.replace(feature, sequences=False)
         if declares_samples(feature)
@@ -140,19 +136,17 @@ def compute_limits(
             else max(1, -(-int(bags.count) // cores)) * cores
             for lookup, bags in zip(lookups, first, strict=True)
         ]
+    configs = feature_configs(
+        lookups, samples, untrained_optimizers(lookups, optimizer)
+    )
     setup = make_setup(
-        {
-            config.name: config
-            for config in feature_configs(
-                lookups, samples, untrained_optimizers(lookups, optimizer)
-            )
-        },
+        {config.name: config for config in configs},
         None,
         topology,
         sparse_core_embedding_config,
     )
     loads = Loads(setup.layout)
-    # The system commits the memory of zeros where it is written to.
+    # Zeros take no memory until they are written to.
     seen = {
         name: np.zeros(table.vocabulary_size, np.bool_)
         for name, table in setup.tables.items()
@@ -180,8 +174,9 @@ def compute_limits(
                     )
                 [of_chip] = of_chips(bags[i], feature.samples)
                 ids.append(of_chip)
-                ids_of[lookup.table.name] += of_chip.values.size
-                seen[lookup.table.name][of_chip.values] = True
+                table = lookup.table.name
+                ids_of[table] += of_chip.values.size
+                seen[table][of_chip.values] = True
             loads.add(ids)
     if number < 0:
         raise ValueError(_NO_BATCHES)
@@ -212,7 +207,7 @@ def compute_limits(
 def _parse(
     features: Sequence[FeatureSpec], batches: Iterable[Sequence[Any]]
 ) -> Iterator[list[BaggedIds]]:
-    """Yields the bags of each batch's lookups, made as a layer makes them."""
+    """Yields the bags of each batch's lookups, as a layer makes them."""
     for number, given in enumerate(batches):
         where = f"batch {number}"
         try:
@@ -232,7 +227,7 @@ def _to_tensor(feature: FeatureSpec, given: Any) -> Any:
         return tf.RaggedTensor.from_row_splits(given.values, given.row_splits)
     given = to_tensor(given, f"{feature}: ids")
     if isinstance(given, tf.Tensor) and declares_samples(feature):
-        # One id a sample may come in any shape, as TensorFlow takes them.
+        # TensorFlow accepts any shape of one id per sample.
         here = tf.TensorShape(given.shape)
         wanted = tf.TensorShape(feature.output_shape)
         if here != wanted and here.num_elements() == wanted.num_elements():

@@ -1,4 +1,4 @@
-"""The loads that batches put on SparseCores, and the limits that hold them."""
+"""The loads that batches put on SparseCores, and the limits for these loads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfrs_embed.sparsecore.partitions import partition
 
 @dataclasses.dataclass
 class StackLoads:
-    """The loads of a stack, over all batches seen so far.
+    """A stack's loads over all batches so far.
 
     Attributes:
-        ids: [shards], most ids from one SparseCore.
-        unique_ids: [shards], most different ids of them.
-        total: [shards], ids of all batches.
-        size: ids of the fullest chip buffer, padding included.
+        ids: [shards], the most ids from one SparseCore in a batch.
+        unique_ids: the same of unique ids.
+        total: [shards], the ids of all batches.
+        size: the ids of the fullest chip buffer, padding included.
     """
 
     ids: np.ndarray
@@ -34,14 +34,7 @@ class StackLoads:
 
 
 class Loads:
-    """The loads of all stacks.
-
-    Args:
-        layout: tables and features on a slice.
-
-    Attributes:
-        stacks: each stack's loads by its name.
-    """
+    """The loads of a layout's stacks, by name in `stacks`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -51,7 +44,7 @@ class Loads:
         }
 
     def add(self, ids: Sequence[Ids]) -> None:
-        """Takes a chip's batch into account: each feature's ids."""
+        """Counts a chip's batch, each feature's ids."""
         stacks = partition(self._layout, ids, with_gains=False)
         for name, parts in stacks.items():
             loads = self.stacks[name]
@@ -64,21 +57,14 @@ class Loads:
             loads.size = max(loads.size, size)
 
     def config(self, safety: float = 1.0) -> Any:
-        """The layout's `SparseCoreEmbeddingConfig` with limits for the loads.
-
-        Args:
-            safety: factor by which the loads are raised, at least 1.
-
-        Returns:
-            The configuration, with the smallest limits that hold these.
-        """
+        """The layout's config with limits for `safety` times the loads."""
 
         def limit(most: int) -> int:
-            # A float's product may be a little larger than the exact one.
+            # Without rounding, a product of floats may be a little too large.
             return max(1, math.ceil(round(most * safety, 6)))
 
         samples = {n: s.samples for n, s in self._layout.stacks.items()}
-        # A stack's buffer is this times its samples, and a multiple of 8.
+        # Times each stack's samples, the result must be a multiple of 8.
         step = math.lcm(*(8 // math.gcd(8, n) for n in samples.values()))
         per_sample = max(
             limit(loads.size) / samples[name]
@@ -99,12 +85,9 @@ class Loads:
 
 
 def of_chips(bags: BaggedIds, samples: int, chips: int = 1) -> list[Ids]:
-    """Splits a lookup's bags over chips, as ids without weights.
+    """Splits the bags of a lookup's global batch over chips, without weights.
 
-    Args:
-        bags: the bags of a global batch, at most `samples` for each chip.
-        samples: a chip's samples; a chip with fewer is padded.
-        chips: the number of chips.
+    Each chip has `samples` samples; a chip with fewer bags is padded.
     """
     count = int(bags.count)
     starts = np.arange(count + 1)

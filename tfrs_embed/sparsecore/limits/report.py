@@ -1,4 +1,4 @@
-"""The report of `compute_limits` on tables and SparseCores."""
+"""The report of `compute_limits`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STACK_HEAD = (
     "buffers/chip",
     "name",
 )
-#: Columns of text; the others are numbers.
+#: The columns of text.
 _LEFT = ("table", "name")
 
 
@@ -29,24 +29,20 @@ class TableLoad:
     """The lookups in a table.
 
     Example:
-        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
-        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
-        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
-        >>> config, report = tfrs_embed.sparsecore.compute_limits(
-        ...     batches, features, "v5p-8", "adagrad", progress=False
+        >>> load = tfrs_embed.sparsecore.TableLoad(
+        ...     "movie", "movie", 20_000, 8, ids=128, unique_ids=124, share=1.0
         ... )
-        >>> [movie] = report.tables
-        >>> movie.ids, movie.unique_ids
-        (128, 124)
+        >>> load.ids - load.unique_ids
+        4
 
     Attributes:
         table: the table's name.
-        stack: the name of its stack.
-        rows: its vocabulary size.
+        stack: the name of the table's stack.
+        rows: the vocabulary size.
         dim: the width of a row.
         ids: ids of all batches.
-        unique_ids: the different ones among them.
-        share: its part of the ids of all tables.
+        unique_ids: unique ids of all batches.
+        share: the table's fraction of the ids of all tables.
     """
 
     table: str
@@ -60,30 +56,27 @@ class TableLoad:
 
 @dataclasses.dataclass(frozen=True)
 class StackLoad:
-    """The load that a stack's ids put on the SparseCores.
+    """The load of a stack on the SparseCores.
 
     Example:
-        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
-        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
-        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
-        >>> config, report = tfrs_embed.sparsecore.compute_limits(
-        ...     batches, features, "v5p-8", "adagrad", progress=False
+        >>> load = tfrs_embed.sparsecore.StackLoad(
+        ...     "movie", 16, 16, 0, 1.0, 240, 240, 160_000, 768
         ... )
-        >>> [stack] = report.stacks
-        >>> stack.max_ids, stack.headroom_ids
-        (16, 240)
+        >>> load.max_ids + load.headroom_ids  # The limit.
+        256
 
     Attributes:
         stack: the stack's name.
-        max_ids: most ids that a SparseCore sent to one shard in a batch.
-        max_unique_ids: most different ids among them.
-        fullest_sparse_core: the shard that `max_ids` was seen at.
-        load: that shard's ids of all batches, over the mean of the shards.
-        headroom_ids: ids left up to the limit that was configured, or is the
-            default; below zero, TensorFlow would have raised an error.
+        max_ids: the most ids that a SparseCore sent to one shard in a batch.
+        max_unique_ids: the most unique ids among them.
+        fullest_sparse_core: the shard that got `max_ids`.
+        load: that shard's ids of all batches, divided by the mean of all
+            shards.
+        headroom_ids: the configured or default limit minus `max_ids`; below
+            zero TensorFlow raises an error.
         headroom_unique_ids: the same of unique ids.
-        table_bytes: tables and slots on each chip, padding included.
-        buffer_bytes: buffers on each chip, with the limits computed.
+        table_bytes: bytes of tables and slots on each chip, padding included.
+        buffer_bytes: bytes of buffers on each chip, with the computed limits.
     """
 
     stack: str
@@ -108,8 +101,8 @@ class LimitsReport:
         >>> config, report = tfrs_embed.sparsecore.compute_limits(
         ...     batches, features, "v5p-8", "adagrad", progress=False
         ... )
-        >>> report.topology, report.batches
-        ('v5p-8', 2)
+        >>> report.batches, report.tables[0].ids, report.stacks[0].max_ids
+        (2, 128, 16)
         >>> again = tfrs_embed.sparsecore.LimitsReport.from_json(
         ...     report.to_json()
         ... )
@@ -118,9 +111,9 @@ class LimitsReport:
 
     Attributes:
         topology: the name of the topology.
-        batches: batches seen.
-        tables: one entry per table, in the order of the configuration.
-        stacks: one entry per stack.
+        batches: the number of batches.
+        tables: the tables, in the order of the configuration.
+        stacks: the stacks.
 
     Raises:
         ValueError: a table's stack is missing.
@@ -132,7 +125,6 @@ class LimitsReport:
     stacks: tuple[StackLoad, ...]
 
     def __post_init__(self) -> None:
-        """Checks that each table's stack is there."""
         known = [stack.stack for stack in self.stacks]
         for table in self.tables:
             if table.stack not in known:
@@ -142,32 +134,21 @@ class LimitsReport:
                 )
 
     def to_json(self) -> str:
-        """Returns the report as JSON, with all of its fields.
-
-        Returns:
-            The JSON, which `from_json` and `tfrs-embed report` read.
-        """
+        """Returns JSON that `from_json` and `tfrs-embed report` read."""
         return strict_json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> LimitsReport:
-        """Reads what `to_json` wrote.
-
-        Args:
-            text: the JSON.
-
-        Returns:
-            The report.
+        """Returns the report that `to_json` wrote.
 
         Raises:
-            ValueError: it is no JSON; a field is missing, unknown or of a wrong
-                type; or a table's stack is missing.
+            ValueError: the text is no JSON; a field is missing, unknown or of a
+                wrong type; or a table's stack is missing.
         """
         return strict_json.loads(text, cls, "limits report")
 
     def __str__(self) -> str:
-        """The report: a line per table, a line per stack."""
-        # Names of stacks are long: a table's line has its stack's number.
+        # Names of stacks are long, so tables' lines have stacks' numbers.
         number = {s.stack: str(i) for i, s in enumerate(self.stacks)}
         tables = [
             (

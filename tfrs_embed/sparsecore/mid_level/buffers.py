@@ -1,4 +1,4 @@
-"""The chips' buffers that users hand from one method to the next."""
+"""Checks the buffers that users hand from one method to the next."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from tfrs_embed.compat.private_tensorflow import PartitionedCsrFormatTensor
 from tfrs_embed.sparsecore.host_buffers import buffer_specs
 from tfrs_embed.sparsecore.layout import Layout
 
-#: Each stack's buffers, which `dequeue` preserves for the update.
+#: Each stack's buffers, which `dequeue` returns for the update.
 Preserved = dict[str, PartitionedCsrFormatTensor]
 
 
 def enqueued(layout: Layout, value: Any) -> Preserved:
-    """Returns the buffers of what `enqueue` returned.
-
-    Args:
-        layout: the layout.
-        value: what a user gave for it.
+    """Returns the buffers in a result of `enqueue`.
 
     Raises:
-        ValueError: it is something else, or another layout's.
+        ValueError: the value is something else, or of another layout.
     """
     source = "dequeue takes what enqueue returned"
     buffers = _by_stack(layout, value, source)
@@ -36,7 +32,7 @@ def enqueued(layout: Layout, value: Any) -> Preserved:
 
 
 def preserved(layout: Layout, value: Any) -> Preserved:
-    """Returns the buffers that `dequeue` returned; see `enqueued`."""
+    """Returns the second result of `dequeue`; see `enqueued`."""
     source = "apply_gradients takes the second of what dequeue returned"
     return _checked(layout, _by_stack(layout, value, source), source)
 
@@ -56,18 +52,18 @@ def _by_stack(layout: Layout, value: Any, source: str) -> dict[str, Any]:
 def _checked(layout: Layout, found: dict[str, Any], source: str) -> Preserved:
     specs = buffer_specs(layout, layout.topology.chips)
     for name, entry in found.items():
+        where = f"{source}: for stack '{name}'"
         if not isinstance(entry, PartitionedCsrFormatTensor):
             raise ValueError(
-                f"{source}: for stack '{name}' a PartitionedCsrFormatTensor, "
-                f"got {type(entry).__name__}."
+                f"{where} a PartitionedCsrFormatTensor, got "
+                f"{type(entry).__name__}."
             )
-        for field, tensor, spec in zip(
-            entry._fields[:4], entry[:4], specs[name][:4], strict=True
-        ):
+        for field, spec in zip(entry._fields[:4], specs[name][:4], strict=True):
+            tensor = getattr(entry, field)
             if not tensor.shape.is_compatible_with(spec.shape):
                 raise ValueError(
-                    f"{source}: for stack '{name}' {field} of shape "
-                    f"{spec.shape}, got {tensor.shape}; it was made for "
-                    "another topology, batch or limit."
+                    f"{where} {field} of shape {spec.shape}, got "
+                    f"{tensor.shape}; it was made for another topology, batch "
+                    "or limit."
                 )
     return found

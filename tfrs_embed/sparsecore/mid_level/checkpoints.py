@@ -1,4 +1,4 @@
-"""Checkpoints of stacks, which fit one layout only."""
+"""Checkpoints of stacks; a checkpoint fits one layout only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ _FIELDS = (
 
 
 def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
-    """Returns the layouts that TF's class saves beside its tables.
+    """The object that TensorFlow's class saves as `LAYOUTS_KEY`.
 
-    Args:
-        layouts: each table's `SparseCoreTableLayout`.
-
-    Returns:
-        An object to track under `LAYOUTS_KEY`.
+    `layouts` has each table's `SparseCoreTableLayout`.
     """
     proto = sparse_core_layout_pb2.SparseCoreTableLayouts()
     proto.tables.extend(layouts.values())
@@ -42,17 +38,13 @@ def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
 
 
 def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of another layout.
+    """Refuses a checkpoint of other layouts than `layouts`, by table name.
 
-    Its stacks may have the same shapes: then rows would be restored into other
-    rows' places.
-
-    Args:
-        path: the checkpoint.
-        layouts: the object's tables' `SparseCoreTableLayout`s by name.
+    Stacks of other layouts may have the same shapes: rows would be restored
+    into the places of other rows.
 
     Raises:
-        ValueError: the checkpoint has the object's tables in another layout.
+        ValueError: the checkpoint has these tables in another layout.
     """
     reader = tf.train.load_checkpoint(path)
     wrong = None

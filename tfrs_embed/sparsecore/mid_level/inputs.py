@@ -1,8 +1,7 @@
-"""Ids and weights of a TPUEmbeddingV2, checked.
+"""Checks the ids and weights of a TPUEmbeddingV2 on the host.
 
-SparseCores read the row that an id leads to, even another table's, and
-TensorFlow leaves out samples that it has no room for. So ids, weights and
-their number are checked on the host, before buffers are made of them.
+SparseCores don't check ids: a bad one leads to another row, even of another
+table. TensorFlow silently drops samples that it has no room for.
 """
 
 from __future__ import annotations
@@ -12,34 +11,32 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import Constants
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
-from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.sparsecore.coo import Ids
-from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.setup import Setup
+from tfrs_embed.sparsecore.layout import FeatureLayout, Layout
 
 
 def parse(
-    setup: Setup,
+    features: Sequence[FeatureSpec],
+    layout: Layout,
     inputs: Sequence[Any],
     weights: Sequence[Any],
     chips: int,
     checks: Checks,
 ) -> list[ParsedIds]:
-    """Checks ids and weights.
+    """Checks ids and weights, but not that ids are in their tables.
 
     Args:
-        setup: the configuration.
-        inputs: each feature's ids: a Tensor, a RaggedTensor or a SparseTensor
-            of rank 2, of any integer dtype; in the layout's order.
+        features: the features in the layout's order, without output_shape.
+        layout: the layout.
+        inputs: each feature's ids: a Tensor, or a RaggedTensor or SparseTensor
+            of rank 2, of any integer dtype.
         weights: each feature's weights, of the ids' kind; or None.
-        chips: how many chips' batches the inputs hold, one after the other.
-        checks: takes the conditions that depend on values.
-
-    Returns:
-        Each feature's ids and weights, valid once the checks hold.
+        chips: the number of chips whose batches follow each other.
+        checks: gets the conditions that depend on values.
 
     Raises:
         TypeError: a wrong dtype or kind.
@@ -47,24 +44,25 @@ def parse(
     """
     constants = Constants()
     made = []
-    for i, feature in enumerate(setup.features):
-        each = parse_ids(feature, inputs[i], weights[i], checks)
-        each.flatten(constants)
-        _require_samples(setup, i, each, chips, checks)
-        made.append(each)
-    require_valid(made, checks, training=True)
+    for feature, place, ids, weight in zip(
+        features, layout.features, inputs, weights, strict=True
+    ):
+        parsed = parse_ids(feature, ids, weight, checks)
+        parsed.flatten(constants)
+        _require_samples(parsed, place, chips, checks)
+        made.append(parsed)
     return made
 
 
 def by_sample(
     layout: Layout, parsed: Sequence[ParsedIds], chips: int
 ) -> list[Ids]:
-    """Returns parsed ids as buffers are made of them."""
+    """Converts parsed ids to the input of host preprocessing."""
     ids = []
     for each, feature in zip(parsed, layout.features, strict=True):
         splits = each.splits
         if splits is None:
-            # Dense ids are one sample each.
+            # Each dense id is a sample.
             splits = tf.range(chips * feature.samples + 1)
             if each.bag_ids is not None:
                 splits = tf.searchsorted(each.bag_ids, splits)
@@ -73,30 +71,23 @@ def by_sample(
 
 
 def _require_samples(
-    setup: Setup, index: int, parsed: ParsedIds, chips: int, checks: Checks
+    parsed: ParsedIds, feature: FeatureLayout, chips: int, checks: Checks
 ) -> None:
-    layout = setup.layout.features[index]
-    expected = chips * layout.samples
+    expected = chips * feature.samples
     if parsed.even:
-        # Dense ids are one sample each, in whatever shape they come.
+        # Dense ids of any shape are one sample each.
         static, count = parsed.ids.shape[0], tf.size(parsed.ids)
     else:
         static, count = parsed.static_shape[0], parsed.shape[0]
     of_chips = f"{chips} chips with " if chips > 1 else ""
-    need = (
-        f"output_shape={layout.config.output_shape.as_list()} asks for "
-        f"{expected} ({of_chips}{layout.samples} each)."
+    head = f"{parsed.feature}: ids of "
+    tail = (
+        f" samples, but output_shape={feature.config.output_shape.as_list()} "
+        f"asks for {expected} ({of_chips}{feature.samples} each)."
     )
-    if static is not None and static != expected:
-        raise ValueError(
-            f"{setup.features[index]}: ids of {static} samples, but {need}"
-        )
     if static is None:
         checks.require(
-            tf.equal(count, expected),
-            lambda: message(
-                f"{setup.features[index]}: ids of ",
-                count,
-                f" samples, but {need}",
-            ),
+            tf.equal(count, expected), lambda: message(head, count, tail)
         )
+    elif static != expected:
+        raise ValueError(f"{head}{static}{tail}")

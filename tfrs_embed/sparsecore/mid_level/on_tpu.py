@@ -1,4 +1,4 @@
-"""TensorFlow's TPUEmbeddingV2 under a TPUStrategy, checked."""
+"""TensorFlow's TPUEmbeddingV2 under a TPUStrategy, with checks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from tfrs_embed.compat.private_tensorflow import nest
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.tpu_inputs import require_given
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.sparsecore.host_kernels import require_kernels
-from tfrs_embed.sparsecore.mid_level import inputs, stacked_tables
+from tfrs_embed.sparsecore.mid_level.inputs import parse
+from tfrs_embed.sparsecore.mid_level.stacked_tables import unstack
 from tfrs_embed.sparsecore.setup import make_setup
 from tfrs_embed.sparsecore.topology import Topology, of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 
 
 class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
-    """TensorFlow's class, with its configuration and its ids checked.
+    """TensorFlow's class; checks its configuration and its ids.
 
-    TF's checkpoints find the class by its name, which must begin as TF's does.
-
-    It takes the arguments of `TPUEmbeddingV2`; every table needs an optimizer,
-    and `topology` is None or the strategy's.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: see `TPUEmbeddingV2`.
-        RuntimeError: this is not TensorFlow's wheel for TPUs.
+    The class has `TPUEmbeddingV2`'s arguments; every table needs an optimizer.
+    Its name must begin as TensorFlow's does: checkpoints find the class by it.
     """
 
     def __init__(
@@ -58,17 +54,13 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
                     "optimizer."
                 )
         super().__init__(setup.feature_config, optimizer, pipelined, config)
-        # In plain classes, so that TF's checkpoints don't track it.
+        # TensorFlow's checkpoints don't track it, as its class is a plain one.
         self._setup = setup
 
     def enqueue(
         self, features: Any, weights: Any = None, device: str | None = None
     ) -> Any:
-        """See `TPUEmbeddingV2.enqueue`.
-
-        Raises:
-            ValueError: ids or weights that the TPU's program computes, too.
-        """
+        """See `TPUEmbeddingV2.enqueue`; refuses ids that a TPU computes."""
         for kind, given in (("ids", features), ("weights", weights)):
             if given is None:
                 continue
@@ -78,11 +70,13 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
         return super().enqueue(features, weights, device)
 
     def _preprocess_features(self, **kwargs: Any) -> Any:
-        # This runs on a host, where a TPU's ids can be read.
+        # This runs on a host, which can read a TPU's ids.
         given = kwargs["flat_inputs"]
         weights = kwargs["flat_weights"] or [None] * len(given)
         checks = Checks()
-        inputs.parse(self._setup, given, weights, 1, checks)
+        setup = self._setup
+        parsed = parse(setup.features, setup.layout, given, weights, 1, checks)
+        require_valid(parsed, checks, training=True)
         tensors = checks.guard(nest.flatten(given, expand_composites=True))
         kwargs["flat_inputs"] = nest.pack_sequence_as(
             given, tensors, expand_composites=True
@@ -90,13 +84,12 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
         return super()._preprocess_features(**kwargs)
 
     def drain(self) -> None:
-        """Does nothing: the TPU makes all updates by the end of a loop."""
+        """Does nothing: a TPU applies all updates by the end of a loop."""
 
     @property
     def unstacked_variables(self) -> dict[str, dict[str, tf.Tensor]]:
-        """By table, its parameters and slots, [vocabulary_size, dim] each."""
         devices = self._strategy.extended._tpu_devices.flatten()
-        return stacked_tables.unstack(
+        return unstack(
             self._setup,
             {
                 stack: {
@@ -109,5 +102,4 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
 
     @property
     def unstacked_tables(self) -> dict[str, tf.Tensor]:
-        """By table, its parameters, [vocabulary_size, dim]."""
         return {k: v[PARAMETERS] for k, v in self.unstacked_variables.items()}

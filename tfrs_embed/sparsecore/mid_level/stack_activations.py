@@ -1,8 +1,7 @@
-"""Activations of stacks as those of features, and back.
+"""Converts the activations of stacks to those of features, and back.
 
-A stack's samples are those of its features, each split over the SparseCores:
-chip by chip and SparseCore by SparseCore, first those of the first feature,
-then those of the second.
+Chip by chip and SparseCore by SparseCore, a stack has its part of the first
+feature's samples, then its part of the second one's, and so on.
 """
 
 from __future__ import annotations
@@ -17,20 +16,15 @@ from tfrs_embed.sparsecore.setup import Setup
 
 
 def shape_of(layout: Layout, feature: FeatureLayout) -> list[int]:
-    """The shape of a feature's activations, over all chips."""
+    """The shape of a feature's activations of all chips."""
     batch, *rest = feature.config.output_shape.as_list()
     return [layout.topology.chips * batch, *rest, feature.dim]
 
 
 def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
-    """Checks the gradients of activations.
+    """Checks the nested gradients of activations; None stands for zeros.
 
-    Args:
-        setup: the configuration.
-        gradients: nested as the configuration; None stands for zeros.
-
-    Returns:
-        Each feature's gradient, float32 in the shape of its activations.
+    Returns each feature's gradient, float32 in the shape of its activations.
 
     Raises:
         ValueError: another structure or shape, or not a Tensor.
@@ -69,14 +63,10 @@ def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
 def unstack(
     layout: Layout, activations: dict[str, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Takes the features' activations out of the stacks'.
+    """Splits the stacks' activations by feature.
 
-    Args:
-        layout: the tables' and features' layout.
-        activations: each stack's, [chips * samples, dim] float32.
-
-    Returns:
-        Each feature's, [chips * output_shape[0], ..., its table's dim].
+    Each stack's are [chips * samples, dim] float32; each feature's have the
+    shape `shape_of`.
     """
     cores = layout.topology.sparse_cores
     by_core = {}
@@ -95,15 +85,7 @@ def unstack(
 def stack(
     layout: Layout, gradients: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Puts the features' gradients into the stacks'; undoes `unstack`.
-
-    Args:
-        layout: the tables' and features' layout.
-        gradients: each feature's, in the shape of its activations.
-
-    Returns:
-        Each stack's, [chips * samples, dim] float32, zero in padding.
-    """
+    """Joins the features' gradients by stack, with zeros as padding."""
     topology = layout.topology
     parts: dict[str, list[tf.Tensor]] = {name: [] for name in layout.stacks}
     for feature, gradient in zip(layout.features, gradients, strict=True):

@@ -1,12 +1,13 @@
 """The variables of stacks, and the tables in them.
 
-The shards of a stack follow each other, so that a chip's are a slice of its
-variable.
+A stack's shards follow each other: a chip's shards are a slice of the variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,6 @@ import tensorflow as tf
 
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.private_tensorflow import AutoTrackable, ShardInfo
-from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import (
     PARAMETERS,
     GradientContributions,
@@ -27,25 +27,19 @@ from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
 from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.sparsecore.mid_level import checkpoints
 from tfrs_embed.sparsecore.setup import Setup
-from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.storage.initial_values import initial_blocks, parameters
 
 
 class StackedTables(AutoTrackable):
     """The variables of all stacks: parameters and slots.
 
-    Checkpoints have them under the names that TF's class gives them, beside the
+    Checkpoints have them under the names of TensorFlow's class, with the
     tables' layouts.
 
-    In a pipelined loop, SparseCores look up step i + 1 while the update of step
-    i waits for the dense part: it is made after that lookup, on the tables as
-    they are then, and the last one at the loop's end. Off the TPU that is one
-    update kept from each step to the next.
-
-    Args:
-        setup: the configuration.
-        strategy: the strategy that the variables belong to.
-        pipelined: whether updates in loops are deferred.
+    In a pipelined loop, SparseCores look up step i + 1 before the update of
+    step i, which is applied to the tables as they are then; the loop's end
+    applies the last update. Off TPUs one update is kept from each step to the
+    next.
     """
 
     def __init__(
@@ -56,14 +50,14 @@ class StackedTables(AutoTrackable):
         self._layout = setup.layout
         self._strategy = strategy
         self._pipelined = pipelined
-        # The deferred updates of stacks that are trained. TF would track a
-        # dict, and have it in checkpoints.
+        # The deferred updates of trained stacks. TensorFlow would save a dict
+        # in checkpoints.
         self._late: Mapping[str, DeferredUpdate] = MappingProxyType({})
         self._built = False
 
     @tf.autograph.experimental.do_not_convert
     def build(self) -> None:
-        """Creates the stacks' variables, with values that were read before."""
+        """Creates the stacks' variables, with a pending restore's values."""
         if self._built:
             return
         with tf.init_scope(), strategies.scope(self._strategy):
@@ -87,8 +81,7 @@ class StackedTables(AutoTrackable):
     def _make_stack(self, name: str) -> dict[str, tf.Variable]:
         stack = self._layout.stacks[name]
         rule = self._setup.rules[name]
-
-        # By these names TF's class saves them and restores them.
+        # TensorFlow's class saves them by these names.
         made = {
             slot: self._make_variable(
                 f"{name}/{slot}",
@@ -102,49 +95,40 @@ class StackedTables(AutoTrackable):
         return made
 
     def _initial_rows(self, stack: str) -> np.ndarray:
-        """Makes a stack's initial rows from its tables' initializers.
-
-        An initializer with a parameter `shard_info` is called for each chip, as
-        TF calls it, with a table's padded shape. Others give the table's own
-        rows, as every engine draws them. Padding is zero.
-        """
+        """A stack's initial rows by its tables' initializers; padding is 0."""
         of_stack = self._layout.stacks[stack]
         result = np.zeros((of_stack.rows, of_stack.dim), np.float32)
         for table in of_stack.tables:
             spec = self._setup.tables[table.name]
             where = self.embedding_layouts[table.name]
-            blocks: Iterable[tuple[int, Any]] = initial_blocks(spec)
             if "shard_info" in parameters(spec.initializer):
-                topology = self._layout.topology
-                blocks = [(0, _rows_of_shards(topology, spec, where))]
-            for first, block in blocks:
+                # The whole table is one shard.
+                shard = ShardInfo((spec.vocabulary_size, spec.dim), (0, 0))
+                made = functools.partial(spec.initializer, shard_info=shard)
+                spec = dataclasses.replace(spec, initializer=made)
+            for first, block in initial_blocks(spec):
                 rows = np.arange(first, first + block.shape[0])
                 result[flat_rows(where, rows), : spec.dim] = block
         return result
 
     def _make_variable(self, name: str, value: tf.Tensor) -> tf.Variable:
         variable = tf.Variable(value, trainable=False, name=name)
-        # Building may have failed before, in an initializer.
+        # A build may have failed before, in an initializer.
         self._track_trackable(variable, name, overwrite=True)
         return variable
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
-        """Makes the updates that pipelining has deferred.
+        """Applies the updates that pipelining has deferred.
 
-        The end of a loop does so by itself; an update is left over only where a
-        loop was broken off by an error.
+        The end of a loop does it as well; an update is left only by a loop that
+        an error ended.
         """
         for name, late in self._late.items():
             self._apply(name, late.take())
 
     def _update(self, updates: dict[str, Update], late: bool) -> None:
-        """Updates stacks; none of them before all updates are computed.
-
-        Args:
-            updates: each stack's update.
-            late: whether to put them off.
-        """
+        """Applies or defers updates, once all of them are computed."""
         ready = [tensor for update in updates.values() for tensor in update]
         with tf.control_dependencies(ready):
             self.drain()
@@ -168,8 +152,7 @@ class StackedTables(AutoTrackable):
         update_unique(change, update.rows, update.gradients)
 
     def _drain_eagerly(self) -> None:
-        # A function that is being traced must not apply updates as a side
-        # effect of being asked for its variables.
+        # Reading variables must not add updates to a function that is traced.
         if tf.executing_eagerly():
             self.drain()
 
@@ -217,7 +200,7 @@ class StackedTables(AutoTrackable):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        # Before tables are saved, and before they are replaced.
+        # Saving and restoring come here.
         self._drain_eagerly()
         return super()._trackable_children(save_type, **kwargs)
 
@@ -225,44 +208,12 @@ class StackedTables(AutoTrackable):
         checkpoints.check_layouts(path, self.embedding_layouts)
 
 
-def _rows_of_shards(
-    topology: Topology, spec: TableSpec, where: Any
-) -> np.ndarray:
-    """A table's rows, [vocabulary_size, dim], of each chip's call."""
-    shape = tuple(where.unsharded_padded_shape)
-    per_core = shape[0] // topology.shards
-    per_chip = per_core * topology.sparse_cores
-    chips = []
-    for chip in range(topology.chips):
-        first = chip * per_chip - where.sparse_core_shard_rotation * per_core
-        info = ShardInfo((per_chip, shape[1]), (first % shape[0], 0))
-        rows = np.asarray(
-            spec.initializer(shape, dtype=tf.float32, shard_info=info)
-        )
-        if rows.shape != info.shape or rows.dtype != np.float32:
-            raise ValueError(
-                f"Table '{spec.name}': its initializer returned {rows.dtype} "
-                f"of shape {rows.shape} for the shard of chip {chip}, not "
-                f"float32 of shape {info.shape}."
-            )
-        chips.append(rows)
-    ids = np.arange(spec.vocabulary_size)
-    shard = (ids + where.sparse_core_shard_rotation) % topology.shards
-    places = shard * per_core + ids // topology.shards
-    return np.concatenate(chips)[places, : spec.dim]
-
-
 def unstack(
     setup: Setup, variables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, tf.Tensor]]:
-    """Reads tables and their slots out of the stacks.
+    """Reads tables and slots, [vocabulary_size, dim], by table name.
 
-    Args:
-        setup: the configuration.
-        variables: by stack, the parameters and slots by name, [rows, dim] each.
-
-    Returns:
-        By table, its parameters and slots, [vocabulary_size, dim] each.
+    `variables` has each stack's parameters and slots by name, [rows, dim].
     """
     tables = {}
     for name, spec in setup.tables.items():

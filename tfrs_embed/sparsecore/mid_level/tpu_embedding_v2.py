@@ -17,8 +17,10 @@ from tfrs_embed.compat.private_tensorflow import (
 )
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.optimizers.learning_rate import call
 from tfrs_embed.sparsecore import host_buffers, pipelining
+from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.deferred_update import Update
 from tfrs_embed.sparsecore.device import (
     Entries,
@@ -30,10 +32,10 @@ from tfrs_embed.sparsecore.mid_level import buffers as buffers_lib
 from tfrs_embed.sparsecore.mid_level import inputs, stack_activations
 from tfrs_embed.sparsecore.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.sparsecore.mid_level.stacked_tables import StackedTables
-from tfrs_embed.sparsecore.setup import make_setup
+from tfrs_embed.sparsecore.setup import Setup, make_setup
 from tfrs_embed.sparsecore.topology import Topology
 
-# AutoGraph has nothing to convert here, and takes longer than tracing.
+# AutoGraph would take longer than tracing, and convert nothing.
 _not_converted = tf.autograph.experimental.do_not_convert
 _ONE_DEVICE = (
     tf.distribute.OneDeviceStrategy,
@@ -45,14 +47,14 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     """TensorFlow's mid-level API for SparseCores, with or without a TPU.
 
     Under a TPUStrategy this makes a
-    `tf.tpu.experimental.embedding.TPUEmbeddingV2`, which checks its
-    configuration and its ids. Elsewhere it computes, in one process, what the
-    chips of a named topology compute together: each chip's host makes its
-    buffers of ids, and its SparseCores look up and update rows by them.
+    `tf.tpu.experimental.embedding.TPUEmbeddingV2` that checks its configuration
+    and its ids. Elsewhere one process computes the results of all chips of a
+    named topology: it fills the chips' buffers of ids, and looks up and updates
+    rows by the buffers.
 
-    There, a call takes the batches of all chips, one after the other: a shape
-    [output_shape[0], ...] of one chip becomes [chips * output_shape[0], ...],
-    and the chips' buffers lie end to end.
+    Elsewhere a call also takes the batches of all chips, which follow each
+    other: the shape [output_shape[0], ...] of one chip becomes [chips *
+    output_shape[0], ...], and so do the chips' buffers.
 
     Example:
         >>> tpu = tf.tpu.experimental.embedding
@@ -71,22 +73,22 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
             with the output_shape of one chip.
         optimizer: a `tf.tpu.experimental.embedding` optimizer, for tables that
-            have none. A table without any is looked up and not trained, which a
-            TPUStrategy does not allow.
+            have none. A table without any is not trained; a TPUStrategy needs
+            one for each table.
         pipeline_execution_with_tensor_core: whether, in a `tf.while_loop` of
-            steps, a step's update is made after the next step's lookup.
+            steps, a step's update comes after the next step's lookup.
         sparse_core_embedding_config: a
             `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`; None:
-            TF's defaults.
-        topology: a slice, "v5p-8" or (chips, SparseCores of each). Under a
-            TPUStrategy None, or what the strategy has.
+            TensorFlow's defaults.
+        topology: a slice, "v5p-8" or (chips, SparseCores per chip). Under a
+            TPUStrategy None, or the strategy's.
 
     Raises:
-        ValueError: a value that is missing, out of range, or of no effect; or
+        ValueError: a value that is missing, out of range, or has no effect; or
             no topology where there is no TPU.
         TypeError: a value of the wrong kind.
         NotImplementedError: weight decay.
-        RuntimeError: a strategy over devices that are no TPUs.
+        RuntimeError: another strategy, or TensorFlow lacks the operations.
     """
 
     @named
@@ -99,7 +101,6 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         *,
         topology: Any = None,
     ) -> Any:
-        """Makes the TPU's class under a TPUStrategy."""
         if strategies.is_tpu(tf.distribute.get_strategy()):
             return TPUEmbeddingV2OnTPU(
                 feature_config,
@@ -160,10 +161,10 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         """Counts the limits that a batch needs.
 
         Args:
-            features: one chip's ids, in the nesting of the configuration.
+            features: one chip's ids, nested as the configuration.
             feature_config: as the class takes it.
             num_tpu_chips: number of chips.
-            num_sc_per_chip: SparseCores of each chip.
+            num_sc_per_chip: SparseCores per chip.
             optimizer: for tables that have none.
             sparse_core_embedding_config: as the class takes it.
 
@@ -182,17 +183,14 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             sparse_core_embedding_config,
         )
         checks = Checks()
-        leaves = setup.flatten(features, "features")
-        ids = inputs.parse(setup, leaves, [None] * len(leaves), 1, checks)
-        return host_buffers.needed_limits(
-            setup.layout, inputs.by_sample(setup.layout, ids, 1), checks
-        )
+        ids = _ids(setup, features, None, 1, checks)
+        return host_buffers.needed_limits(setup.layout, ids, checks)
 
     @_not_converted
     def enqueue(
         self, features: Any, weights: Any = None, device: str | None = None
     ) -> host_buffers.Enqueued:
-        """Makes the chips' buffers of ids.
+        """Fills the chips' buffers of ids.
 
         Args:
             features: nested ids: Tensors, one id per sample; or RaggedTensors
@@ -202,8 +200,8 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             device: None or a TPU's name; buffers are on the host.
 
         Returns:
-            By stack, the buffers, the unpadded size of their row pointers and
-            that of their ids; the sizes are scalars for one chip, else [chips].
+            By stack, the buffers and the unpadded sizes of their row pointers
+            and of their ids: scalars for one chip, else [chips].
 
         Raises:
             ValueError: another structure or shape, or a device that is no TPU.
@@ -216,18 +214,11 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             kind = tf.DeviceSpec.from_string(device).device_type
             if kind != "TPU":
                 raise ValueError(f"Non-TPU device {device} passed to enqueue.")
-        flat = self._setup.flatten(features, "features")
-        flat_weights = [None] * len(flat)
-        if weights is not None:
-            flat_weights = self._setup.flatten(weights, "weights")
-        number = self._layout.topology.chips
+        chips = self._layout.topology.chips
         with tf.device("CPU:0"):
             checks = Checks()
-            parsed = inputs.parse(
-                self._setup, flat, flat_weights, number, checks
-            )
-            ids = inputs.by_sample(self._layout, parsed, number)
-            return host_buffers.fill_buffers(self._layout, ids, number, checks)
+            ids = _ids(self._setup, features, weights, chips, checks)
+            return host_buffers.fill_buffers(self._layout, ids, chips, checks)
 
     @_not_converted
     def dequeue(
@@ -244,7 +235,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             `apply_gradients`.
 
         Raises:
-            ValueError: not what `enqueue` returns.
+            ValueError: not a result of `enqueue`.
         """
         strategies.check(type(self).__name__, self._strategy)
         buffers = buffers_lib.enqueued(self._layout, partitioned_tensors)
@@ -267,19 +258,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     def embedding_lookup(
         self, features: Any, weights: Any = None
     ) -> tuple[Any, buffers_lib.Preserved]:
-        """Looks ids up: `dequeue(enqueue(features, weights))`.
-
-        Args:
-            features: as `enqueue` takes them.
-            weights: as `enqueue` takes them.
-
-        Returns:
-            What `dequeue` returns.
-
-        Raises:
-            ValueError, TypeError, tf.errors.InvalidArgumentError: see
-                `enqueue`.
-        """
+        """Looks ids up: `dequeue(enqueue(features, weights))`."""
         return self.dequeue(self.enqueue(features, weights))
 
     # Not the same function: subclasses may override the lookup.
@@ -293,14 +272,13 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     def apply_gradients(
         self, gradients: Any, preserved_outputs: buffers_lib.Preserved
     ) -> None:
-        """Updates the rows that were looked up.
+        """Updates the rows of a lookup.
 
         Args:
             gradients: nested as the configuration, each of its activations'
-                shape, float32. None stands for zeros: rows of the feature are
-                still updated, which for optimizers with momentum or decay is
-                not the same as leaving them out.
-            preserved_outputs: the second of what `dequeue` returned.
+                shape, float32. None stands for zeros: the feature's rows are
+                updated all the same, and momentum or decay changes them.
+            preserved_outputs: the second result of `dequeue`.
 
         Raises:
             RuntimeError: nothing has been built, or a table has no optimizer.
@@ -344,15 +322,30 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         )
 
     def _is_late(self) -> bool:
-        """Whether an update made now is deferred to the next step's."""
+        """Whether an update made now is deferred."""
         recording = is_recording_summaries()
         return bool(
             self._pipelined
-            # A symbolic condition does not count, as in TF.
+            # As in TensorFlow, a symbolic condition does not count.
             and not (isinstance(recording, bool) and recording)
             and embedding_pipelining_state.enabled
             and pipelining.in_loop()
         )
+
+
+def _ids(
+    setup: Setup, features: Any, weights: Any, chips: int, checks: Checks
+) -> list[Ids]:
+    """Checks a call's nested ids and weights, and groups them by sample."""
+    flat = setup.flatten(features, "features")
+    flat_weights = [None] * len(flat)
+    if weights is not None:
+        flat_weights = setup.flatten(weights, "weights")
+    parsed = inputs.parse(
+        setup.features, setup.layout, flat, flat_weights, chips, checks
+    )
+    require_valid(parsed, checks, training=True)
+    return inputs.by_sample(setup.layout, parsed, chips)
 
 
 TPUEmbeddingV2.register(TPUEmbeddingV2OnTPU)

@@ -94,10 +94,9 @@ class _UpdateOp:
 
     Attributes:
         rule: the update rule.
-        slots: the op's arguments for slots, in the order of its results, and
-            the rule's names of the slots.
-        names: the rule's fields that have other names in the op, and those
-            names. The op has no initial values.
+        slots: the rule's names of the op's arguments for slots, in the order of
+            the op's results.
+        names: the op's names of the rule's fields that have others.
     """
 
     rule: type[UpdateRule]

@@ -28,6 +28,7 @@ from tfrs_embed.compat.strategies import (
 )
 from tfrs_embed.sparsecore import pipelining
 from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.tools.testing import emulated_device_ops, emulated_host
 
 _Function = Callable[..., Any]
@@ -71,7 +72,7 @@ def _install_sparse_cores() -> None:
     if not has_kernels():
         _replace("_preprocess_features", emulated_host.preprocess, module=cls)
         name = "compute_sparse_core_stats"
-        _replace(name, emulated_host.statistics, module=cls)
+        _replace(name, getattr(TPUEmbeddingV2, name), module=cls)
         setattr(cls, name, staticmethod(getattr(cls, name)))
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
 
