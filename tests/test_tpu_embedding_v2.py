@@ -937,7 +937,7 @@ def test_buffers_of_something_else_are_refused():
         with pytest.raises(ValueError, match=text):
             embedding.dequeue(bad)
     activations, _ = embedding.dequeue(buffers)
-    with pytest.raises(ValueError, match="second of what dequeue returned"):
+    with pytest.raises(ValueError, match="the second result of dequeue"):
         embedding.apply_gradients(activations, buffers)
 
 

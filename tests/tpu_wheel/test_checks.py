@@ -145,7 +145,7 @@ def test_an_error_names_the_operations_line():
 
     with pytest.raises(
         tpu_check.CheckError,
-        match=r"no TPU has a kernel for Reshape as it stands there.\n"
+        match=r"no TPU has a kernel for Reshape with these inputs.\n"
         r"Operations of these kinds:\n  Reshape 'Reshape', .*_checks.py:\d+",
     ):
         tpu_check.check(program, SLICE)

@@ -215,8 +215,9 @@ def test_bad_indices_are_refused_by_both(cores):
 )
 def test_inputs_that_do_not_fit_are_refused_by_both(ids, weights):
     layout = one_feature(2, 2)
+    errors = (tf.errors.InvalidArgumentError, ValueError, TypeError)
     for preprocess in (kernel_buffers, numpy_buffers):
-        with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+        with pytest.raises(errors):
             preprocess(layout, [ids], [weights])
 
 

@@ -19,7 +19,6 @@ from tfrs_embed.ops.checks import Checks
 from tfrs_embed.sparsecore.buffers import padded_sizes, preprocess
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.partitions import partition
 
 #: TensorFlow sizes row pointers for so many minibatches, and makes one.
 _MAX_MINIBATCHES = 64
@@ -153,30 +152,3 @@ def fill_buffers(
         )
         result[name] = (buffers, pointers_size, ids_size)
     return result
-
-
-def needed_limits(
-    layout: Layout, ids: Sequence[Ids], checks: Checks
-) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Counts the limits that one chip's batch needs.
-
-    Returns the most ids and the most unique ids that a SparseCore sends to a
-    shard, scalar int32 by stack.
-    """
-
-    def most(*arrays: np.ndarray) -> np.ndarray:
-        (of_chip,) = _split(layout, 1, arrays)
-        stacks = partition(layout, of_chip, with_gains=False).values()
-        counts = [(s.ids.max(), s.unique_ids.max()) for s in stacks]
-        return np.array(counts, np.int32).T
-
-    numbers = tf.numpy_function(
-        most, _to_tensors(ids, checks), tf.int32, stateful=False
-    )
-    most_ids, most_unique_ids = (
-        dict(zip(layout.stacks, tf.unstack(each), strict=True))
-        for each in tf.unstack(
-            tf.ensure_shape(numbers, [2, len(layout.stacks)])
-        )
-    )
-    return most_ids, most_unique_ids

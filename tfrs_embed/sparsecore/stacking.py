@@ -27,19 +27,31 @@ def read(table_stacking: Any) -> Groups | None:
     """
     if table_stacking is None:
         return ()
+    text = (
+        "table_stacking must be 'auto', None, a list of table names or a list "
+        f"of such lists, got {table_stacking!r}."
+    )
     if isinstance(table_stacking, str):
         if table_stacking == "auto":
             return None
-        raise ValueError(
-            "table_stacking must be 'auto', None, a list of table names or "
-            f"a list of such lists, got {table_stacking!r}."
-        )
-    groups = _lists(table_stacking)
+        raise ValueError(text)
+    if not isinstance(table_stacking, (list, tuple)):
+        raise TypeError(text)
+    groups = tuple(table_stacking)
+    if groups and all(isinstance(name, str) for name in groups):
+        groups = (groups,)
+    for group in groups:
+        if not (
+            isinstance(group, (list, tuple))
+            and group
+            and all(isinstance(name, str) for name in group)
+        ):
+            raise TypeError(text)
     named = [name for group in groups for name in group]
     for name in named:
         if named.count(name) > 1:
             raise ValueError(f"table_stacking names the table '{name}' twice.")
-    return groups
+    return tuple(map(tuple, groups))
 
 
 def unite_optimizers(
@@ -86,31 +98,12 @@ def unite_optimizers(
                 continue
             if mine is None or its is None or not mine.may_become(its):
                 raise ValueError(
-                    f"{both} stacked: they are trained by {its} and "
-                    f"{mine}, which differ, or whose learning rates could "
-                    "be changed one without the other. Give both tables "
-                    "one object, or the name of one."
+                    f"{both} stacked: their optimizers, {its} and {mine}, "
+                    "differ, or their learning rates can change separately. "
+                    "Give both tables one object, or the name of one."
                 )
             united[table.name] = its
     return united
-
-
-def _lists(value: Any) -> Groups:
-    """A list of names, or of lists of names, as groups."""
-    entries = list(value) if isinstance(value, (list, tuple)) else [value]
-    if entries and all(isinstance(entry, str) for entry in entries):
-        return (tuple(entries),)
-    for entry in entries:
-        if not (
-            isinstance(entry, (list, tuple))
-            and entry
-            and all(isinstance(name, str) for name in entry)
-        ):
-            raise TypeError(
-                "table_stacking must be 'auto', None, a list of table names or "
-                f"a list of such lists, got {value!r}."
-            )
-    return tuple(tuple(entry) for entry in entries)
 
 
 def _padded(dim: int) -> int:

@@ -112,7 +112,7 @@ class TPUEngine(Engine, FixedBatches):
             return
         with tf.init_scope():
             for table, variables in self._build().items():
-                # After initialization, as a pending restore assigns them now.
+                # `add` may restore a checkpoint, so initial values come first.
                 for key, variable in variables.items():
                     self.states[table].add(key, variable)
             # Every replica reads the step; all count alike.
@@ -202,7 +202,7 @@ class TPUEngine(Engine, FixedBatches):
                     f"{feature}: {count} samples in a replica's batch, but the "
                     f"tables were made for at most {samples}. Set the "
                     "feature's output_shape, or the layer's batch_size, to the "
-                    "largest that comes."
+                    "largest batch."
                 )
 
     def apply_gradients(
@@ -250,11 +250,10 @@ class TPUEngine(Engine, FixedBatches):
             if samples is None:
                 raise ValueError(
                     f"{feature}: the number of its samples isn't known, and a "
-                    "TPU's tables are made for one. Give the feature an "
-                    "output_shape, or call the layer first: with ids of a "
-                    "static shape (tf.data's batch(..., drop_remainder=True)), "
-                    "or with the layer's batch_size or the feature's "
-                    "input_shape set."
+                    "TPU's tables need it. Give the feature an output_shape, "
+                    "or call the layer first: with ids of a static shape "
+                    "(tf.data's batch(..., drop_remainder=True)), or with the "
+                    "layer's batch_size or the feature's input_shape set."
                 )
             padded.append(samples)
         return padded

@@ -44,7 +44,7 @@ class EmbeddingCoreEngine(TPUEngine):
         except RuntimeError as error:
             raise RuntimeError(
                 f"{self._name}: the embedding cores of these TPUs serve one "
-                "layer, and another one has them already. Put the features of "
+                "layer, and another layer uses them. Put the features of "
                 "all into one layer."
             ) from error
         made: dict[str, dict[str, Any]] = {}

@@ -97,7 +97,7 @@ def compute_limits(
     if not 1 <= safety < math.inf:
         raise ValueError(
             f"safety must be a number >= 1, got {safety!r}; 1 gives limits "
-            "that just hold the batches seen."
+            "that just hold these batches."
         )
     spec = parse(feature_config)
     places = [

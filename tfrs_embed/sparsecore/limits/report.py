@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from tfrs_embed.compat import strict_json
 from tfrs_embed.compat.text_table import format_bytes, text_table
-
-_TABLE_HEAD = ("table", "rows", "dim", "ids", "unique ids", "share", "stack")
-_STACK_HEAD = (
-    "stack",
-    "max ids",
-    "max unique",
-    "fullest core",
-    "load",
-    "headroom",
-    "of unique",
-    "tables/chip",
-    "buffers/chip",
-    "name",
-)
-#: The columns of text.
-_LEFT = ("table", "name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,38 +136,36 @@ class LimitsReport:
         # Names of stacks are long, so tables' lines have stacks' numbers.
         number = {s.stack: str(i) for i, s in enumerate(self.stacks)}
         tables = [
-            (
-                t.table,
-                f"{t.rows:,}",
-                str(t.dim),
-                f"{t.ids:,}",
-                f"{t.unique_ids:,}",
-                f"{t.share:.1%}",
-                number[t.stack],
-            )
+            {
+                "table": t.table,
+                "rows": f"{t.rows:,}",
+                "dim": str(t.dim),
+                "ids": f"{t.ids:,}",
+                "unique ids": f"{t.unique_ids:,}",
+                "share": f"{t.share:.1%}",
+                "stack": number[t.stack],
+            }
             for t in self.tables
         ]
         stacks = [
-            (
-                number[s.stack],
-                f"{s.max_ids:,}",
-                f"{s.max_unique_ids:,}",
-                str(s.fullest_sparse_core),
-                f"{s.load:.2f}x",
-                f"{s.headroom_ids:,}",
-                f"{s.headroom_unique_ids:,}",
-                format_bytes(s.table_bytes),
-                format_bytes(s.buffer_bytes),
-                s.stack,
-            )
+            {
+                "stack": number[s.stack],
+                "max ids": f"{s.max_ids:,}",
+                "max unique": f"{s.max_unique_ids:,}",
+                "fullest core": str(s.fullest_sparse_core),
+                "load": f"{s.load:.2f}x",
+                "headroom": f"{s.headroom_ids:,}",
+                "of unique": f"{s.headroom_unique_ids:,}",
+                "tables/chip": format_bytes(s.table_bytes),
+                "buffers/chip": format_bytes(s.buffer_bytes),
+                "name": s.stack,
+            }
             for s in self.stacks
         ]
-        return "\n".join(
-            [
-                f"{self.batches:,} batches on {self.topology}",
-                "",
-                *text_table(_TABLE_HEAD, tables, _LEFT),
-                "",
-                *text_table(_STACK_HEAD, stacks, _LEFT),
-            ]
-        )
+        head = f"{self.batches:,} batches on {self.topology}"
+        return "\n".join([head, "", *_text(tables), "", *_text(stacks)])
+
+
+def _text(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    lines = [list(row.values()) for row in rows]
+    return text_table(list(rows[0]), lines, ("table", "name")) if rows else []

@@ -19,7 +19,7 @@ def enqueued(layout: Layout, value: Any) -> Preserved:
     Raises:
         ValueError: the value is something else, or of another layout.
     """
-    source = "dequeue takes what enqueue returned"
+    source = "dequeue takes the result of enqueue"
     buffers = _by_stack(layout, value, source)
     for name, entry in buffers.items():
         if not isinstance(entry, (tuple, list)) or len(entry) != 3:
@@ -33,7 +33,7 @@ def enqueued(layout: Layout, value: Any) -> Preserved:
 
 def preserved(layout: Layout, value: Any) -> Preserved:
     """Returns the second result of `dequeue`; see `enqueued`."""
-    source = "apply_gradients takes the second of what dequeue returned"
+    source = "apply_gradients takes the second result of dequeue"
     return _checked(layout, _by_stack(layout, value, source), source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import strategies
@@ -28,6 +29,7 @@ from tfrs_embed.sparsecore.device import (
     decode,
     row_gradients,
 )
+from tfrs_embed.sparsecore.limits.loads import Loads
 from tfrs_embed.sparsecore.mid_level import buffers as buffers_lib
 from tfrs_embed.sparsecore.mid_level import inputs, stack_activations
 from tfrs_embed.sparsecore.mid_level.on_tpu import TPUEmbeddingV2OnTPU
@@ -158,7 +160,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         optimizer: Any = None,
         sparse_core_embedding_config: Any = None,
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Counts the limits that a batch needs.
+        """Counts the limits that a batch needs, executing eagerly.
 
         Args:
             features: one chip's ids, nested as the configuration.
@@ -182,9 +184,20 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             Topology.of((num_tpu_chips, num_sc_per_chip)),
             sparse_core_embedding_config,
         )
-        checks = Checks()
-        ids = _ids(setup, features, None, 1, checks)
-        return host_buffers.needed_limits(setup.layout, ids, checks)
+        loads = Loads(setup.layout)
+        loads.add(
+            [
+                Ids(np.asarray(splits, np.int32), np.asarray(values, np.int32))
+                for splits, values, _ in _ids(
+                    setup, features, None, 1, Checks()
+                )
+            ]
+        )
+        stacks = loads.stacks.items()
+        return (
+            {name: tf.constant(int(s.ids.max())) for name, s in stacks},
+            {name: tf.constant(int(s.unique_ids.max())) for name, s in stacks},
+        )
 
     @_not_converted
     def enqueue(

@@ -84,10 +84,6 @@ def _lookup(
     return merge(merged, _Call(_buffers(op), {PARAMETERS: table}))
 
 
-def _copies(tensors: Any, *_: Any) -> Any:
-    return tensors
-
-
 @dataclasses.dataclass(frozen=True)
 class _UpdateOp:
     """An op that updates a table.
@@ -239,8 +235,8 @@ def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
 
 #: Replacements for functions of `gen_xla_ops`.
 COPIES: dict[str, Callable[..., Any]] = {
-    "tpu_copy_with_dynamic_shape": _copies,
-    "tpu_annotate_tensors_with_dynamic_shape": _copies,
+    "tpu_copy_with_dynamic_shape": lambda tensors, *_: tensors,
+    "tpu_annotate_tensors_with_dynamic_shape": lambda tensors, *_: tensors,
 }
 LOOKUPS: dict[str, Callable[..., Any]] = {
     "xla_sparse_dense_matmul_with_static_buffer_size": _lookup,

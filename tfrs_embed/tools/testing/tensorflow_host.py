@@ -17,17 +17,7 @@ from tfrs_embed.sparsecore.layout import Layout
 def preprocess(
     layout: Layout, inputs: Sequence[Any], weights: Sequence[Any]
 ) -> Enqueued:
-    """Fills one chip's buffers with `TPUEmbeddingV2._preprocess_features`.
-
-    Args:
-        layout: the layout.
-        inputs: each feature's Tensor, RaggedTensor or SparseTensor.
-        weights: each feature's float32 weights of the same kind, or None.
-
-    Returns:
-        By stack, the buffers and the unpadded sizes of their row pointers and
-        ids.
-    """
+    """Fills one chip's buffers; each feature's weights are float32 or None."""
     topology, stacking = layout.topology, layout.stacking
     return _Preprocessing(layout)._preprocess_features(
         num_replicas_in_sync=topology.chips,

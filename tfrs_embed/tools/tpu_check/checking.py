@@ -111,7 +111,7 @@ def check(
     if version is None:
         reason = "no jax and libtpu in this Python, and no other was named"
         if not ready:
-            reason = "libtpu alone knows the operations of these TPUs' hardware"
+            reason = "only libtpu can lower the operations of embedding cores"
     return Report(
         tpu_slice,
         tuple(

@@ -173,8 +173,8 @@ def _to_stablehlo(name: str, text: str) -> str:
     left = sorted(set(_OP.findall(lowered)))
     if left:
         raise CheckError(
-            f"program '{name}': no TPU has a kernel for {', '.join(left)} as "
-            "it stands there.",
+            f"program '{name}': no TPU has a kernel for {', '.join(left)} with "
+            "these inputs.",
             left,
         )
     return lowered

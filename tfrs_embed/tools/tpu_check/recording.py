@@ -95,11 +95,7 @@ def recording() -> Iterator[Recorder]:
 
 def _has_program(function: Any) -> bool:
     """Whether a function, or a function that it calls, has a TPU program."""
-    known = getattr(function, "_tfrs_embed_has_program", None)
-    if known is None:
-        known = any(op.type == _MARK for op in operations(function.graph))
-        function._tfrs_embed_has_program = known
-    return known
+    return any(op.type == _MARK for op in operations(function.graph))
 
 
 def _zeros(output: tf.Tensor) -> tf.Tensor:

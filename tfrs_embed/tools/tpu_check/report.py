@@ -136,48 +136,46 @@ def _function_lines(function: CheckedFunction) -> list[str]:
         if len(host) > _NAMED:
             common.append(f"{len(host) - _NAMED} other kinds")
         text += f" ({', '.join(common)})"
-    head = [
-        "program",
-        "lookups",
-        "updates",
-        "collectives",
-        "arguments",
-        "buffers of ids",
-        "shapes as they come",
-    ]
-    compiled = any(p.compiled for p in function.programs)
-    if compiled:
-        head += ["compiled", "TensorCore FLOPs", "bytes accessed"]
-    lines = []
-    for checked in function.programs:
-        program = checked.program
-        updates = sum(c.slots is not None for c in program.calls)
-        line = [
-            program.name,
-            str(len(program.calls) - updates),
-            str(updates),
-            str(sum(program.collectives.values())),
-            format_bytes(program.argument_bytes),
-            format_bytes(program.buffer_bytes),
-            str(program.unknown_shapes),
-        ]
-        if compiled:
-            line += _compiled_cells(checked.compiled)
-        lines.append(line)
-    return [text, *text_table(head, lines, ("program", "compiled"))]
+    rows = [_program_cells(checked) for checked in function.programs]
+    if any(p.compiled for p in function.programs):
+        for row, checked in zip(rows, function.programs, strict=True):
+            row.update(_compiled_cells(checked.compiled))
+    lines = [list(row.values()) for row in rows]
+    return [text, *text_table(list(rows[0]), lines, ("program", "compiled"))]
 
 
-def _compiled_cells(compiled: Compiled | None) -> list[str]:
+def _program_cells(checked: CheckedProgram) -> dict[str, str]:
+    program = checked.program
+    updates = sum(c.slots is not None for c in program.calls)
+    return {
+        "program": program.name,
+        "lookups": str(len(program.calls) - updates),
+        "updates": str(updates),
+        "collectives": str(sum(program.collectives.values())),
+        "arguments": format_bytes(program.argument_bytes),
+        "buffers of ids": format_bytes(program.buffer_bytes),
+        "unknown shapes": str(program.unknown_shapes),
+    }
+
+
+def _compiled_cells(compiled: Compiled | None) -> dict[str, str]:
+    flops = accessed = ""
     if compiled is None:
-        return ["not by this libtpu", "", ""]
-    if compiled.error:
-        return ["REFUSED", "", ""]
-    flops, accessed = compiled.flops, compiled.bytes_accessed
-    return [
-        f"in {compiled.seconds:.1f} s",
-        "?" if flops is None else f"{flops:.3g}",
-        "?" if accessed is None else format_bytes(accessed),
-    ]
+        verdict = "not by this libtpu"
+    elif compiled.error:
+        verdict = "REFUSED"
+    else:
+        verdict = f"in {compiled.seconds:.1f} s"
+        flops = accessed = "?"
+        if compiled.flops is not None:
+            flops = f"{compiled.flops:.3g}"
+        if compiled.bytes_accessed is not None:
+            accessed = format_bytes(compiled.bytes_accessed)
+    return {
+        "compiled": verdict,
+        "TensorCore FLOPs": flops,
+        "bytes accessed": accessed,
+    }
 
 
 def _sparse_core_lines(report: Report) -> list[str]:
@@ -185,34 +183,24 @@ def _sparse_core_lines(report: Report) -> list[str]:
     calls = [c for p in report.programs for c in p.program.calls]
     # Only updates have the number of slots.
     calls.sort(key=lambda call: call.slots is not None)
-    stacks = {call.table: call for call in calls}
+    stacks = sorted({call.table: call for call in calls}.items())
     if not stacks:
         return []
-    head = (
-        "stack of tables",
-        "rows of a chip",
-        "dim",
-        "slots",
-        "table and slots of a chip",
-        "max_ids",
-        "max_unique_ids",
-    )
-    lines = []
-    total = 0
-    for name, call in sorted(stacks.items()):
-        size = call.rows * call.dim * 4 * (1 + (call.slots or 0))
-        total += size
-        lines.append(
-            (
-                name,
-                f"{call.rows:,}",
-                str(call.dim),
-                "" if call.slots is None else str(call.slots),
-                format_bytes(size),
-                str(call.max_ids),
-                str(call.max_unique_ids),
-            )
-        )
+    sizes = [c.rows * c.dim * 4 * (1 + (c.slots or 0)) for _, c in stacks]
+    rows = [
+        {
+            "stack of tables": name,
+            "rows of a chip": f"{call.rows:,}",
+            "dim": str(call.dim),
+            "slots": "" if call.slots is None else str(call.slots),
+            "table and slots of a chip": format_bytes(size),
+            "max_ids": str(call.max_ids),
+            "max_unique_ids": str(call.max_unique_ids),
+        }
+        for (name, call), size in zip(stacks, sizes, strict=True)
+    ]
     many = "s" if len(stacks) > 1 else ""
-    last = (f"{len(stacks)} stack{many}", "", "", "", format_bytes(total))
-    return ["", *text_table(head, lines, (head[0],), (*last, "", ""))]
+    total = [f"{len(stacks)} stack{many}", "", "", "", format_bytes(sum(sizes))]
+    lines = [list(row.values()) for row in rows]
+    left = ("stack of tables",)
+    return ["", *text_table(list(rows[0]), lines, left, [*total, "", ""])]
