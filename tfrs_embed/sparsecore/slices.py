@@ -63,12 +63,15 @@ class Slice:
 
     @classmethod
     def of(cls, name: str | Slice) -> Slice:
-        """Returns the slice with a name.
+        """Reads a slice's name.
 
         Args:
             name: the generation and the shape of the torus of chips,
                 "v5p:2x2x1"; or the cloud's name, "v5p-8", which counts the
                 cores of some generations.
+
+        Returns:
+            The slice.
 
         Raises:
             ValueError: the slice does not exist.

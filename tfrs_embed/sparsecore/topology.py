@@ -36,13 +36,16 @@ class Topology:
 
     @classmethod
     def of(cls, topology: str | tuple[int, int] | Topology) -> Topology:
-        """Returns the topology of a slice.
+        """Reads a topology.
 
         Args:
             topology: a slice's name: the cloud's, "v5p-8" (4 chips of 4
                 SparseCores: v5p counts TensorCores, two per chip) or "v6e-4"
                 (4 chips of 2), or by shape, "v5p:2x2x1"; or a pair (chips,
                 sparse_cores_per_chip).
+
+        Returns:
+            The topology.
 
         Raises:
             ValueError: an unknown generation or one without SparseCores, a

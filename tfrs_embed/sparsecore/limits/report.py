@@ -119,12 +119,22 @@ class LimitsReport:
                 )
 
     def to_json(self) -> str:
-        """Returns JSON that `from_json` and `tfrs-embed report` read."""
+        """Writes all fields as JSON.
+
+        Returns:
+            The JSON, which `from_json` and `tfrs-embed report` read.
+        """
         return strict_json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> LimitsReport:
-        """Returns the report that `to_json` wrote.
+        """Reads the result of `to_json`.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The report.
 
         Raises:
             ValueError: the text is no JSON; a field is missing, unknown or of a

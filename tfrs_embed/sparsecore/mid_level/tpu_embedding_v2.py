@@ -271,7 +271,15 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     def embedding_lookup(
         self, features: Any, weights: Any = None
     ) -> tuple[Any, buffers_lib.Preserved]:
-        """Looks ids up: `dequeue(enqueue(features, weights))`."""
+        """Looks ids up: `dequeue(enqueue(features, weights))`.
+
+        Args:
+            features: as `enqueue` takes them.
+            weights: as `enqueue` takes them.
+
+        Returns:
+            The results of `dequeue`.
+        """
         return self.dequeue(self.enqueue(features, weights))
 
     # Not the same function: subclasses may override the lookup.

@@ -88,6 +88,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
+        """See the base class."""
         tpu_strategy.validate_run_function(fn)
         if tf.executing_eagerly():
             return tf.distribute.Strategy.run(self, fn, args, kwargs, options)

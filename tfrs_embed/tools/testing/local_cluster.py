@@ -140,15 +140,34 @@ class LocalCluster:
         return text
 
     def signal(self, worker: int, number: signal.Signals) -> None:
-        """Sends a signal to the worker with an index."""
+        """Sends a signal to a worker.
+
+        Args:
+            worker: the worker's index.
+            number: the signal.
+        """
         self.processes[worker].send_signal(number)
 
     def log(self, worker: int) -> pathlib.Path:
-        """The path of a worker's output. The cluster's end removes the file."""
+        """The file with a worker's output; the cluster's end removes it.
+
+        Args:
+            worker: the worker's index.
+
+        Returns:
+            The file's path.
+        """
         return pathlib.Path(self._folder.name) / f"worker-{worker}.log"
 
     def output(self, worker: int) -> str:
-        """The text that a worker has written to stdout and stderr so far."""
+        """The output of a worker so far.
+
+        Args:
+            worker: the worker's index.
+
+        Returns:
+            The text of stdout and stderr.
+        """
         return self.log(worker).read_text(errors="replace")
 
 
