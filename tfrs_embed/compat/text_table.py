@@ -1,4 +1,4 @@
-"""Reports as tables of text."""
+"""Tables of text, and sizes in bytes as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ def text_table(
     left: Collection[str],
     total: Sequence[str] | None = None,
 ) -> list[str]:
-    """Lays out a table in columns.
+    """Returns the lines of a table in columns.
 
     Args:
         head: the columns' names.
         lines: the cells, line by line.
-        left: the names of the columns that are aligned to the left; the others
-            are to the right.
-        total: the cells of a last line, behind a rule; None: there is none.
+        left: the names of left-aligned columns; the others are right-aligned.
+        total: the cells of a last line, below a rule.
     """
     last = [] if total is None else [total]
     widths = [
@@ -38,7 +37,7 @@ def text_table(
 
 
 def format_bytes(size: float) -> str:
-    """Returns a size in the binary unit that suits it, e.g. "1.5 GiB"."""
+    """Returns a size in a suitable binary unit, e.g. "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

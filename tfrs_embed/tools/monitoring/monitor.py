@@ -152,23 +152,14 @@ class TableMonitor:
     def _measure(
         self, state: TableState, step: int, counted: LookupReport | None
     ) -> TableReport:
-        held = state.held(PARAMETERS)
-        slots = {name: state.held(name) for name in state.slots}
-        initial = state.initial_slots
-        now = rows.read(
-            held,
-            [(slots[name], value) for name, value in initial.items()],
-            state.spec.dim,
-            self._sample,
-        )
+        now = rows.read(state, self._sample)
+        held = {name: state.held(name) for name in (PARAMETERS, *state.slots)}
         report = TableReport(
             table=state.spec.name,
-            rows=sum(part.rows for part in held),
+            rows=sum(part.rows for part in held[PARAMETERS]),
             dim=state.spec.dim,
             dtype=state.table.dtype.name,
-            bytes=sum(
-                p.bytes for parts in (held, *slots.values()) for p in parts
-            ),
+            bytes=sum(p.bytes for parts in held.values() for p in parts),
             rows_read=len(now.ids),
             norms=quantiles(now.norms[np.isfinite(now.norms)]),
             nonfinite_rows=now.nonfinite,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from tfrs_embed.checkpoint.rows import HeldRows
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.state import TableState
 
 #: The size of a block, in bytes.
 BLOCK_BYTES = 4 << 20
@@ -42,28 +44,25 @@ class ReadRows:
     values: np.ndarray
 
 
-def read(
-    held: Sequence[HeldRows],
-    slots: Sequence[tuple[Sequence[HeldRows], float]],
-    dim: int,
-    most: int | None,
-) -> ReadRows:
-    """Reads a table's rows.
+def read(state: TableState, most: int | None) -> ReadRows:
+    """Reads the rows of a table that this process holds.
 
     Args:
-        held: the rows of each shard. Ids without keys are numbered through.
-        slots: of each slot the rows of each shard, and the initial value.
-        dim: the width of a row.
+        state: the table.
         most: about how many rows of a shard to read; None: all.
     """
+    slots = [
+        (state.held(name), initial)
+        for name, initial in state.initial_slots.items()
+    ]
     ids = [np.zeros(0, np.int64)]
     kept = [np.zeros(0, np.int64)]
     prints = [np.zeros(0, np.uint64)]
     lengths = [np.zeros(0, np.float32)]
-    values = [np.zeros([0, dim], np.float32)]
+    values = [np.zeros([0, state.spec.dim], np.float32)]
     nonfinite, offset = 0, 0
     untouched = [np.zeros(0, bool)]
-    for shard, part in enumerate(held):
+    for shard, part in enumerate(state.held(PARAMETERS)):
         numbers = sample(part, most)
         of_part = numbers + offset if part.keys is None else part.keys[numbers]
         offset += part.rows
@@ -156,6 +155,9 @@ def common(
     before: np.ndarray, now: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the places in two arrays of unique ids of those in both, [n]."""
+    if np.array_equal(before, now):  # As in tables without keys.
+        every = np.arange(len(now))
+        return every, every
     _, old, new = np.intersect1d(
         before, now, assume_unique=True, return_indices=True
     )

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.tools.conversion import exported, reading
 from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.report import hot_rows, pictures, values
+from tfrs_embed.tools.report import hot_rows, page, pictures, values
 from tfrs_embed.tools.report.measured import MeasuredTable, measure_tables
-from tfrs_embed.tools.report.page import Part, Section, percent, section
 
 _NO_TABLES = (
     "has no tables of this package, of TensorFlow's TPU embeddings, of "
@@ -37,7 +36,7 @@ class _Checkpoint:
         return max(self.contents.steps.values(), default=None)
 
 
-def checkpoints(paths: Sequence[str]) -> Part:
+def checkpoints(paths: Sequence[str]) -> page.Part:
     """Reads checkpoints of one run, or an exported model.
 
     Args:
@@ -81,7 +80,7 @@ def checkpoints(paths: Sequence[str]) -> Part:
         hot_rows.counted_keys(last.contents),
         values.others(last.contents),
     )
-    return Part(
+    return page.Part(
         _kind(last.contents),
         last.contents.path,
         tuple(facts.items()),
@@ -98,7 +97,7 @@ def _kind(contents: Contents) -> str:
     return "Checkpoint"
 
 
-def _growth(run: Sequence[_Checkpoint]) -> Section:
+def _growth(run: Sequence[_Checkpoint]) -> page.Section:
     steps = [each.step for each in run]
     by_step = None not in steps and len(set(steps)) == len(steps)
     x = [step or 0 for step in steps] if by_step else list(range(len(run)))
@@ -143,9 +142,11 @@ def _growth(run: Sequence[_Checkpoint]) -> Section:
             lambda t: t.statistics.mean_row_norm,
             lambda v: f"{v:.3g}",
         ),
-        line("Rows that are zero", lambda t: t.zero_share, percent),
+        line("Rows that are zero", lambda t: t.zero_share, page.percent),
         line(
-            "Rows that were never updated", lambda t: t.untouched_share, percent
+            "Rows that were never updated",
+            lambda t: t.untouched_share,
+            page.percent,
         ),
     ]
     sizes = [sum(table.bytes for table in each.tables) for each in run]
@@ -164,7 +165,7 @@ def _growth(run: Sequence[_Checkpoint]) -> Section:
                 "never updated": facts.get("never updated", "-"),
             }
         )
-    return section("Growth over checkpoints", drawn, rows)
+    return page.section("Growth over checkpoints", drawn, rows)
 
 
 def _grown(size: int) -> str:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.sparsecore.limits.report import LimitsReport, StackLoad
-from tfrs_embed.tools.report import pictures
-from tfrs_embed.tools.report.page import (
-    Part,
-    Section,
-    percent,
-    percent_of,
-    section,
-)
+from tfrs_embed.tools.report import page, pictures
 
 
-def limits(path: str, text: str) -> Part:
+def limits(path: str, text: str) -> page.Part:
     """Returns the part of the limits report at `path`, given its JSON.
 
     Raises:
@@ -42,10 +35,10 @@ def limits(path: str, text: str) -> Part:
         ("stacks beyond limits", f"{len(exceeded):,}"),
     )
     sections = (_loads(report), _memory(report), _tables(report))
-    return Part("Limits", path, facts, sections, tuple(exceeded))
+    return page.Part("Limits", path, facts, sections, tuple(exceeded))
 
 
-def _loads(report: LimitsReport) -> Section:
+def _loads(report: LimitsReport) -> page.Section:
     def used_ids(stack: StackLoad) -> float:
         return stack.max_ids / max(1, stack.max_ids + stack.headroom_ids)
 
@@ -56,17 +49,17 @@ def _loads(report: LimitsReport) -> Section:
     stacks = sorted(report.stacks, key=used_ids, reverse=True)
     drawn = [
         pictures.bars(
-            "Most ids that a SparseCore sent to one shard, of the limit",
+            "Most ids from a SparseCore to one shard, as a share of the limit",
             {s.stack: [used_ids(s)] for s in stacks},
-            percent,
+            page.percent,
         ),
         pictures.bars(
-            "Most different ids, of the limit",
+            "Most unique ids, as a share of the limit",
             {s.stack: [used_unique_ids(s)] for s in stacks},
-            percent,
+            page.percent,
         ),
         pictures.bars(
-            "Ids of the fullest SparseCore, over the mean",
+            "Ids of the fullest SparseCore, divided by the mean",
             {s.stack: [s.load] for s in stacks},
             lambda v: f"{v:.2f}x",
         ),
@@ -85,10 +78,10 @@ def _loads(report: LimitsReport) -> Section:
         }
         for s in stacks
     ]
-    return section("Loads and limits", drawn, rows)
+    return page.section("Loads and limits", drawn, rows)
 
 
-def _memory(report: LimitsReport) -> Section:
+def _memory(report: LimitsReport) -> page.Section:
     stacks = sorted(
         report.stacks, key=lambda s: -(s.table_bytes + s.buffer_bytes)
     )
@@ -106,19 +99,21 @@ def _memory(report: LimitsReport) -> Section:
         }
         for s in stacks
     ]
-    return section("Memory on each chip", [picture], rows)
+    return page.section("Memory on each chip", [picture], rows)
 
 
-def _tables(report: LimitsReport) -> Section:
+def _tables(report: LimitsReport) -> page.Section:
     tables = sorted(report.tables, key=lambda t: -t.ids)
     drawn = [
         pictures.bars(
-            "Share of all ids", {t.table: [t.share] for t in tables}, percent
+            "Share of all ids",
+            {t.table: [t.share] for t in tables},
+            page.percent,
         ),
         pictures.bars(
-            "Rows that were looked up, of the table's",
+            "Share of the table's rows that were looked up",
             {t.table: [t.unique_ids / max(1, t.rows)] for t in tables},
-            percent,
+            page.percent,
         ),
     ]
     rows = [
@@ -128,10 +123,10 @@ def _tables(report: LimitsReport) -> Section:
             "dim": str(t.dim),
             "ids": f"{t.ids:,}",
             "unique ids": f"{t.unique_ids:,}",
-            "rows looked up": percent_of(t.unique_ids, t.rows),
-            "share of ids": percent(t.share),
+            "rows looked up": page.percent_of(t.unique_ids, t.rows),
+            "share of ids": page.percent(t.share),
             "stack": t.stack,
         }
         for t in tables
     ]
-    return section("Lookups of each table", drawn, rows)
+    return page.section("Lookups of each table", drawn, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.tools.monitoring.log import FILE
@@ -12,14 +12,7 @@ from tfrs_embed.tools.monitoring.reports import (
     LookupReport,
     TableReport,
 )
-from tfrs_embed.tools.report import hot_rows, pictures
-from tfrs_embed.tools.report.page import (
-    Part,
-    Section,
-    percent,
-    percent_of,
-    section,
-)
+from tfrs_embed.tools.report import hot_rows, page, pictures
 from tfrs_embed.tools.report.worker_logs import Log, read
 
 _SEVERAL = (
@@ -35,7 +28,7 @@ def is_log(path: str) -> bool:
     return here.name.startswith(FILE) or any(here.glob(f"{FILE}*"))
 
 
-def statistics_log(path: str) -> Part:
+def statistics_log(path: str) -> page.Part:
     """Returns the part of a log, given its folder or file.
 
     Raises:
@@ -63,21 +56,27 @@ def statistics_log(path: str) -> Part:
     made = [_sizes(log), _norms(log), _dead(log), _hot(log), _keys(log)]
     sections = [each for each in (*made, _replicas(log)) if each is not None]
     notes = (_SEVERAL.format(log.workers),) if log.workers > 1 else ()
-    return Part("Statistics", folder, facts, tuple(sections), notes)
+    return page.Part("Statistics", folder, facts, tuple(sections), notes)
 
 
 def _by_step(
     log: Log,
-    caption: str,
-    value: Callable[[TableReport], float | None],
     text: pictures.Format,
-) -> str:
-    """Draws a value of each table, over the steps."""
-    series = {
-        name: {step: value(report) for step, report in reports.items()}
-        for name, reports in log.tables.items()
-    }
-    return pictures.lines(caption, series, text, x_label="step")
+    values: Mapping[str, Callable[[TableReport], float | None]],
+) -> list[str]:
+    """Draws the tables' values over the steps, given by the captions."""
+    return [
+        pictures.lines(
+            caption,
+            {
+                name: {step: value(report) for step, report in reports.items()}
+                for name, reports in log.tables.items()
+            },
+            text,
+            x_label="step",
+        )
+        for caption, value in values.items()
+    ]
 
 
 def _number(value: float | None) -> str:
@@ -88,7 +87,7 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _sizes(log: Log) -> Section:
+def _sizes(log: Log) -> page.Section:
     last = sorted(log.last().items(), key=lambda each: -each[1].bytes)
     total = sum(t.bytes for _, t in last)
     rows = [
@@ -98,7 +97,7 @@ def _sizes(log: Log) -> Section:
             "dim": str(t.dim),
             "dtype": t.dtype,
             "size": format_bytes(t.bytes),
-            "share": percent_of(t.bytes, total),
+            "share": page.percent_of(t.bytes, total),
         }
         for name, t in last
     ]
@@ -113,13 +112,13 @@ def _sizes(log: Log) -> Section:
         len({t.bytes for t in reports.values()}) > 1
         for reports in log.tables.values()
     ):
-        drawn.append(
-            _by_step(log, "Memory, over steps", lambda t: t.bytes, format_bytes)
+        drawn += _by_step(
+            log, format_bytes, {"Memory, over steps": lambda t: t.bytes}
         )
-    return section("Tables by size", drawn, rows)
+    return page.section("Tables by size", drawn, rows)
 
 
-def _norms(log: Log) -> Section:
+def _norms(log: Log) -> page.Section:
     rows = [
         {
             "table": name,
@@ -133,69 +132,53 @@ def _norms(log: Log) -> Section:
         }
         for name, t in log.last().items()
     ]
-    drawn = [
-        _by_step(
-            log, "Median norm of rows", lambda t: t.norms.get(0.5), _number
-        ),
-        _by_step(
-            log,
-            "99% of rows have less than this norm",
-            lambda t: t.norms.get(0.99),
-            _number,
-        ),
-        _by_step(
-            log,
-            "Median change of a row that changed since the last report",
-            lambda t: t.update_norms.get(0.5),
-            _number,
-        ),
-    ]
+    drawn = _by_step(
+        log,
+        _number,
+        {
+            "Median norm of rows": lambda t: t.norms.get(0.5),
+            "99% of rows have less than this norm": lambda t: t.norms.get(0.99),
+            "Median change of a row that changed since the last report": (
+                lambda t: t.update_norms.get(0.5)
+            ),
+        },
+    )
     if any(t.nonfinite_rows for x in log.tables.values() for t in x.values()):
-        drawn.append(
-            _by_step(
-                log,
-                "Rows with NaN or infinity, of those read",
-                lambda t: t.nonfinite_rows,
-                _whole,
-            )
-        )
+        caption = "Rows read that have NaN or infinity"
+        drawn += _by_step(log, _whole, {caption: lambda t: t.nonfinite_rows})
     text = "The table is of each table's last report."
-    return section("Norms", drawn, rows, text=text)
+    return page.section("Norms", drawn, rows, text=text)
 
 
-def _dead(log: Log) -> Section:
+def _dead(log: Log) -> page.Section:
     last = log.last()
     idle = sorted({steps for t in last.values() for steps in t.idle_shares})
     rows = [
         {
             "table": name,
-            "never updated": percent(t.untouched_share),
-            "changed since last report": percent(t.changed_share),
+            "never updated": page.percent(t.untouched_share),
+            "changed since last report": page.percent(t.changed_share),
             **{
-                f"idle for {n:,} steps": percent(t.idle_shares.get(n))
+                f"idle for {n:,} steps": page.percent(t.idle_shares.get(n))
                 for n in idle
             },
         }
         for name, t in last.items()
     ]
-    drawn = [
-        _by_step(
-            log,
-            "Rows that were never updated",
-            lambda t: t.untouched_share,
-            percent,
-        ),
-        _by_step(
-            log,
-            "Rows that changed since the last report",
-            lambda t: t.changed_share,
-            percent,
-        ),
-    ]
-    return section("Dead rows", drawn, rows)
+    drawn = _by_step(
+        log,
+        page.percent,
+        {
+            "Rows that were never updated": lambda t: t.untouched_share,
+            "Rows that changed since the last report": lambda t: (
+                t.changed_share
+            ),
+        },
+    )
+    return page.section("Dead rows", drawn, rows)
 
 
-def _hot(log: Log) -> Section | None:
+def _hot(log: Log) -> page.Section | None:
     counted: dict[str, LookupReport | KeyReport] = {}
     for name, reports in log.tables.items():
         for t in reports.values():
@@ -211,19 +194,21 @@ def _hot(log: Log) -> Section | None:
             row |= {
                 "counted by": "the batches",
                 "ids of a batch": f"{found.ids:,.6g}",
-                "unique": percent(found.unique_share),
-                "without a row": percent(found.invalid_share),
+                "unique": page.percent(found.unique_share),
+                "without a row": page.percent(found.invalid_share),
             }
-        rows.append(row | {"to the top 1% of rows": percent(found.top_share)})
+        rows.append(
+            row | {"to the top 1% of rows": page.percent(found.top_share)}
+        )
     # Logs of older versions have one share of rows only.
     curves = {
         name: found.top_shares or {0.01: found.top_share}
         for name, found in counted.items()
     }
-    return section("Hot rows", [hot_rows.picture(curves)], rows)
+    return page.section("Hot rows", [hot_rows.picture(curves)], rows)
 
 
-def _keys(log: Log) -> Section | None:
+def _keys(log: Log) -> page.Section | None:
     counts = ("size", "capacity", "admitted", "evicted", "rejected", "hits")
     rows = [
         {"table": name, **{n: f"{getattr(t.keys, n):,}" for n in counts}}
@@ -232,16 +217,15 @@ def _keys(log: Log) -> Section | None:
     ]
     if not rows:
         return None
-    picture = _by_step(
+    drawn = _by_step(
         log,
-        "Keys that have rows",
-        lambda t: None if t.keys is None else t.keys.size,
         _whole,
+        {"Keys that have rows": lambda t: t.keys.size if t.keys else None},
     )
-    return section("Keys", [picture], rows)
+    return page.section("Keys", drawn, rows)
 
 
-def _replicas(log: Log) -> Section | None:
+def _replicas(log: Log) -> page.Section | None:
     if not log.replicas:
         return None
     drawn = [
@@ -256,7 +240,7 @@ def _replicas(log: Log) -> Section | None:
             format_bytes,
         ),
         pictures.lines(
-            "Most unique keys of a replica, over their mean",
+            "Most unique keys of a replica, divided by the mean",
             log.imbalance,
             lambda v: f"{v:.2f}",
             x_label="step",
@@ -271,4 +255,4 @@ def _replicas(log: Log) -> Section | None:
         for name, each in log.replicas.items()
     ]
     text = "Counted between the last two reports with any lookups."
-    return section("Replicas", drawn, rows, text=text)
+    return page.section("Replicas", drawn, rows, text=text)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.report import pictures
+from tfrs_embed.tools.report import page, pictures
 from tfrs_embed.tools.report.measured import NORM_BINS, MeasuredTable
-from tfrs_embed.tools.report.page import (
-    Section,
-    percent,
-    percent_of,
-    section,
-)
 
 _MOST_OTHERS = 20
 _NORMS = (
@@ -47,16 +41,16 @@ def facts(tables: Sequence[MeasuredTable]) -> dict[str, str]:
         "tables": f"{len(tables):,}",
         "rows": f"{rows:,}",
         "memory with slots": format_bytes(sum(each.bytes for each in tables)),
-        "zero rows": percent_of(zero, rows),
+        "zero rows": page.percent_of(zero, rows),
     }
     if with_slots:
         untouched = sum(each.untouched or 0 for each in with_slots)
         total = sum(each.rows for each in with_slots)
-        found["never updated"] = percent_of(untouched, total)
+        found["never updated"] = page.percent_of(untouched, total)
     return {**found, "NaN and infinite values": f"{bad:,}"}
 
 
-def sizes(tables: Mapping[str, MeasuredTable]) -> Section:
+def sizes(tables: Mapping[str, MeasuredTable]) -> page.Section:
     """Returns the section on the sizes of tables, by their names."""
     total = sum(each.bytes for each in tables.values())
     total_of_rows = sum(each.row_bytes for each in tables.values())
@@ -72,7 +66,7 @@ def sizes(tables: Mapping[str, MeasuredTable]) -> Section:
             or "-",
             "slots' size": format_bytes(each.bytes - each.row_bytes),
             "size": format_bytes(each.bytes),
-            "share": percent_of(each.bytes, total),
+            "share": page.percent_of(each.bytes, total),
         }
         for name, each in tables.items()
     ]
@@ -89,16 +83,16 @@ def sizes(tables: Mapping[str, MeasuredTable]) -> Section:
         format_bytes,
         ["rows", "slots"],
     )
-    return section("Tables by size", [picture], rows, total=last)
+    return page.section("Tables by size", [picture], rows, total=last)
 
 
-def norms(tables: Mapping[str, MeasuredTable]) -> Section:
+def norms(tables: Mapping[str, MeasuredTable]) -> page.Section:
     """Returns the section on the norms and dead rows of tables."""
 
     def count(number: int | None, each: MeasuredTable) -> str:
         if not number:
             return "-" if number is None else "0"
-        return f"{number:,} ({percent_of(number, each.rows)})"
+        return f"{number:,} ({page.percent_of(number, each.rows)})"
 
     rows = [
         {
@@ -116,12 +110,16 @@ def norms(tables: Mapping[str, MeasuredTable]) -> Section:
     ]
     drawn = [
         _distribution(tables),
-        _shares("Rows that are zero", tables, lambda t: t.zero_share),
         _shares(
-            "Rows that were never updated", tables, lambda t: t.untouched_share
+            "Rows that are zero",
+            {name: each.zero_share for name, each in tables.items()},
+        ),
+        _shares(
+            "Rows that were never updated",
+            {name: each.untouched_share for name, each in tables.items()},
         ),
     ]
-    return section("Norms and dead rows", drawn, rows, text=_NORMS)
+    return page.section("Norms and dead rows", drawn, rows, text=_NORMS)
 
 
 def _distribution(tables: Mapping[str, MeasuredTable]) -> str:
@@ -130,39 +128,29 @@ def _distribution(tables: Mapping[str, MeasuredTable]) -> str:
         return ""
     # The lines begin and end in an empty bin.
     bins = slice(max(0, used[0] - 1), used[-1] + 2)
+    x = NORM_BINS[bins].tolist()
     return pictures.lines(
         "Norms of rows, as shares of the table's rows that are not zero",
         {
-            name: dict(
-                zip(
-                    NORM_BINS[bins].tolist(),
-                    (each.norms[bins] / each.norms.sum()).tolist(),
-                    strict=True,
-                )
-            )
+            name: dict(zip(x, each.norms[bins] / each.norms.sum(), strict=True))
             for name, each in tables.items()
             if each.norms.any()
         },
-        percent,
+        page.percent,
         x_label="norm",
         log_x=True,
         least=0,
     )
 
 
-def _shares(
-    caption: str,
-    tables: Mapping[str, MeasuredTable],
-    share: Callable[[MeasuredTable], float | None],
-) -> str:
-    shares = {name: share(each) for name, each in tables.items()}
+def _shares(caption: str, shares: Mapping[str, float | None]) -> str:
     if not any(shares.values()):
         return ""
     known = {name: [v] for name, v in shares.items() if v is not None}
-    return pictures.bars(caption, known, percent)
+    return pictures.bars(caption, known, page.percent)
 
 
-def others(contents: Contents) -> Section | None:
+def others(contents: Contents) -> page.Section | None:
     """Returns the section on variables that belong to no table, if any."""
     if not contents.others:
         return None
@@ -185,7 +173,7 @@ def others(contents: Contents) -> Section | None:
                 "size": format_bytes(sum(other.nbytes for other in hidden)),
             }
         )
-    return section("Other variables", [], rows)
+    return page.section("Other variables", [], rows)
 
 
 def _median(counts: np.ndarray) -> str:
