@@ -1,15 +1,15 @@
-"""Assumptions about the machines that a plan is for."""
+"""The hardware that a plan is for."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
 from tfrs_embed.compat.arguments import (
     flag,
     integer_or_none,
     named_fields,
+    number,
     text,
 )
 
@@ -32,17 +32,17 @@ class Hardware:
         2e-05
 
     Attributes:
-        name: its name in reports.
-        replicas_per_host: the replicas of one host; None: all are on one.
+        name: the name in reports.
+        replicas_per_host: the replicas of one host; None: all replicas.
         memory: bytes that a replica has; None: not known, no limit.
         memory_bandwidth: bytes that a replica reads or writes in a second.
         inside_bandwidth: bytes that a replica sends to others of its host in a
             second.
         outside_bandwidth: bytes that a replica sends to other hosts in a
             second.
-        latency: seconds that a collective takes for each level of switches,
-            whatever it sends.
-        message: seconds that a message to one other replica takes its sender.
+        latency: seconds of a collective for each level of switches, whatever
+            its bytes.
+        message: seconds of the sender for each message to another replica.
         operation: seconds that an operation takes to start.
         shared: whether a host's replicas share its memory and cores, as
             processes do on one CPU: the bandwidths are then the host's.
@@ -78,48 +78,29 @@ class Hardware:
             "message",
             "operation",
         ):
-            value = getattr(self, field)
-            least = "above 0" if field.endswith("bandwidth") else ">= 0"
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not math.isfinite(value)
-                or value < 0
-                or (value == 0 and least == "above 0")
-            ):
-                raise ValueError(
-                    f"Hardware: {field} must be a finite number {least}, got "
-                    f"{value!r}."
-                )
-            object.__setattr__(self, field, float(value))
+            checked = number(
+                getattr(self, field),
+                f"Hardware: {field}",
+                positive=field.endswith("bandwidth"),
+            )
+            object.__setattr__(self, field, checked)
 
     def on_host(self, replicas: int) -> int:
-        """Returns how many of some replicas are on one host.
-
-        Args:
-            replicas: the number of all replicas.
-
-        Returns:
-            The number on a host, at least 1.
-        """
+        """Returns how many of `replicas` replicas are on one host."""
         return min(replicas, self.replicas_per_host or replicas)
 
     def levels(self, replicas: int) -> int:
-        """Returns the levels of switches between some replicas.
+        """Returns the levels of switches between `replicas` replicas.
 
-        Args:
-            replicas: the number of all replicas.
-
-        Returns:
-            1 inside a host, 2 in a rack of up to 32 hosts, 3 beyond that.
+        They are 1 in a host, 2 in a rack of up to 32 hosts, 3 beyond a rack.
         """
         host = self.on_host(replicas)
         return 1 if replicas <= host else 2 if replicas <= 32 * host else 3
 
 
 _GB = 10**9
-#: Of the makers' data sheets: memory, its bandwidth and NVLink's in one
-#: direction; out of the host, a network card for each accelerator.
+#: From data sheets: memory, its bandwidth, NVLink's in one direction; and the
+#: bandwidth out of the host, of a network card for each accelerator.
 _ACCELERATORS = {
     "V100": (32 * _GB, 0.9e12, 150e9, 12.5e9),
     "A100": (80 * _GB, 2.0e12, 300e9, 25e9),
@@ -130,20 +111,17 @@ _REPLICAS_PER_HOST = 8
 
 
 def hardware(topology: str | Hardware) -> Hardware:
-    """Looks up the hardware that a topology names.
+    """Returns the hardware that a topology names.
 
     Args:
-        topology: accelerators of a host, such as "8xA100" or "16xH100"; a name
-            alone stands for 8. "cpu": all replicas are processes, or logical
-            CPUs, of one machine; "4xcpu": four on each. A `Hardware` is
-            returned as it is.
-
-    Returns:
-        The hardware.
+        topology: accelerators of a host, such as "8xA100" or "16xH100"; "A100"
+            is 8 of them. "cpu": all replicas are processes, or logical CPUs, of
+            one machine; "4xcpu": four on each machine. A `Hardware` is
+            returned.
 
     Raises:
         ValueError: no hardware of this name is known.
-        TypeError: it is neither a string nor a `Hardware`.
+        TypeError: `topology` is of another type.
     """
     if isinstance(topology, Hardware):
         return topology
@@ -190,16 +168,10 @@ for _power, _letter in enumerate("KMGT", 1):
 
 
 def parse_bytes(text: str) -> int:
-    """Parses a size such as "40GB", "1.5GiB" or "1000000".
-
-    Args:
-        text: the size; a unit of 1000s (kB, MB, GB, TB) or 1024s (KiB, ...).
-
-    Returns:
-        The number of bytes.
+    """Returns the bytes of a size such as "40GB", "1.5GiB" or "1000000".
 
     Raises:
-        ValueError: it is not such a size, or less than a byte.
+        ValueError: `text` is no size, or less than a byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None

@@ -1,4 +1,4 @@
-"""Plans: a placement for each table, and what a step is predicted to cost."""
+"""Plans: a placement for each table, and the predicted cost of a step."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.tables import as_hot_rows
 from tfrs_embed.configs.types import CommunicationDtype
 
-#: Rows over all replicas, a table on one, columns over some, a copy on each.
+#: Rows on all replicas, a table on one, columns on some, a copy on each.
 PlacementName = Literal["row", "table", "column", "replicated"]
 PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
 
-# Reports of more replicas than these have the least, the mean and the most.
+# Reports of more replicas have the least, the mean and the most.
 _MOST_REPLICAS = 16
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class TablePlan:
-    """The place of a table, and the reason for it.
+    """A table's placement, and the reason for it.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
@@ -42,23 +42,23 @@ class TablePlan:
 
     Attributes:
         table: the table's name.
-        rows: its vocabulary size.
+        rows: the vocabulary size.
         dim: the width of a row.
-        bytes: its size with its optimizer's slots.
-        features: the names of the features that are looked up in it.
-        hotness: ids of one sample, of all of them.
-        unique_share: unique ids for each id, in one replica's part of a batch.
+        bytes: the size with the optimizer's slots.
+        features: the names of the table's features.
+        hotness: ids of a sample, of all features.
+        unique_share: unique ids over ids, in one replica's part of a batch.
         placement: "row": row i is on rank i modulo the number of replicas;
-            "table": all of it is on one rank; "column": columns are divided
+            "table": the table is on one rank; "column": columns are divided
             among ranks; "replicated": each replica has a copy.
         ranks: for "table" the rank; for "column" the rank of each slice, in the
             order of the columns; else ().
-        reason: why it is there.
+        reason: the reason for the placement.
         hot_rows: for "row" the ids of the rows that each replica has a copy of.
-        optimizer: the update rule that it was planned for, such as "Adagrad";
-            "none": no optimizer was given, and no slots were counted; None: not
-            known, as in plans that earlier versions stored.
-        dtype: the type of its rows; None: not known.
+        optimizer: the update rule of the plan, such as "Adagrad"; "none": no
+            optimizer was given, and no slots were counted; None: not known, as
+            in plans of earlier versions.
+        dtype: the dtype of the rows; None: not known.
 
     Raises:
         ValueError: placement and ranks don't go together.
@@ -105,7 +105,7 @@ class TablePlan:
         object.__setattr__(self, "hot_rows", hot_rows)
 
     def __str__(self) -> str:
-        """The placement, with its ranks if they are few."""
+        """Returns the placement, with its ranks if they are few."""
         if self.hot_rows:
             return f"row, {len(self.hot_rows):,} hot"
         if not self.ranks:
@@ -135,9 +135,9 @@ class ReplicaPlan:
 
     Attributes:
         rank: the replica's rank.
-        bytes: bytes of the tables and slots that it holds.
-        sent_bytes: bytes that it sends to others in a training step.
-        lookups: rows, and slices of rows, that it reads in a training step.
+        bytes: bytes of the replica's tables and slots.
+        sent_bytes: bytes sent to other replicas in a training step.
+        lookups: rows, and slices of rows, read in a training step.
     """
 
     rank: int
@@ -163,11 +163,11 @@ class PlanAlternative:
         ['all row', 'all table', 'all column']
 
     Attributes:
-        name: what is other there.
+        name: the placements, such as "all row" or "without row".
         seconds: the predicted time of a training step.
         sent_bytes: bytes that a replica sends in a training step.
         bytes: bytes of tables and slots of the replica that holds the most.
-        fits: whether that is within the limit.
+        fits: whether `bytes` is within the limit.
     """
 
     name: str
@@ -195,21 +195,22 @@ class Plan:
 
     Attributes:
         replicas: the number of replicas.
-        hardware: what they were taken to run on.
+        hardware: the replicas' hardware.
         memory_per_replica: bytes of tables and slots that a replica may hold;
             None: there is no limit.
-        batch_size: samples of one replica, on average.
-        tables: each table's place, in the order of the configuration.
+        batch_size: the mean number of samples of a replica.
+        tables: each table's placement, in the order of the configuration.
         per_replica: each replica's share, by rank.
         seconds: the predicted time of a training step's work on the tables.
         sent_bytes: bytes that a replica sends in a training step.
-        collectives: collectives of a training step.
+        collectives: the number of collectives of a training step.
         imbalance: the most work of a replica, over the mean.
         alternatives: other choices, for comparison.
-        communication_dtype: what rows, vectors and gradients are sent as.
+        communication_dtype: the dtype that rows, vectors and gradients are sent
+            as.
 
     Raises:
-        ValueError: its parts contradict each other.
+        ValueError: fields contradict each other.
     """
 
     replicas: int
@@ -248,35 +249,28 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all tables and slots, each counted once."""
+        """The bytes of all tables and slots, each counted once."""
         return sum(table.bytes for table in self.tables)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, with all of its fields.
-
-        Returns:
-            The JSON, which `from_json` reads.
-        """
+        """Returns the plan as JSON, for `from_json`."""
         return strict_json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads what `to_json` wrote.
+        """Returns the plan that `to_json` wrote.
 
         Args:
             text: the JSON.
 
-        Returns:
-            The plan.
-
         Raises:
-            ValueError: it is no JSON; a field is missing, unknown or of a wrong
-                type; or its parts contradict each other.
+            ValueError: `text` is no JSON; a field is missing, unknown or of a
+                wrong type; or fields contradict each other.
         """
         return strict_json.loads(text, cls, "plan")
 
     def __str__(self) -> str:
-        """The report: the tables, the replicas, the alternatives."""
+        """Returns the report: tables, replicas, alternatives."""
         return "\n".join(
             [
                 *summary(self),
@@ -302,11 +296,7 @@ def _as_text(cells: Cells, left: Sequence[str]) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """A plan's totals, as lines of text.
-
-    Args:
-        plan: the plan.
-    """
+    """Returns a plan's totals, as two lines of text."""
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
     plural = "" if plan.replicas == 1 else "s"
@@ -323,11 +313,7 @@ def summary(plan: Plan) -> list[str]:
 
 
 def table_cells(plan: Plan) -> Cells:
-    """A line for each table.
-
-    Args:
-        plan: the plan.
-    """
+    """Returns a line for each table."""
     head = ("table", "rows", "dim", "size", "hotness", "unique", "placement")
     lines = [
         (
@@ -356,11 +342,7 @@ def table_cells(plan: Plan) -> Cells:
 
 
 def replica_cells(plan: Plan) -> Cells:
-    """A line for each replica, or the least, mean and most of many.
-
-    Args:
-        plan: the plan.
-    """
+    """Returns a line for each replica, or the least, mean and most of many."""
     head = ("replica", "memory", "sent", "lookups")
 
     def line(name: str, replica: Sequence[float]) -> tuple[str, ...]:
@@ -389,11 +371,7 @@ def replica_cells(plan: Plan) -> Cells:
 
 
 def alternative_cells(plan: Plan) -> Cells:
-    """A line for the plan, and for each alternative.
-
-    Args:
-        plan: the plan.
-    """
+    """Returns a line for the plan, and for each alternative."""
     most = max(replica.bytes for replica in plan.per_replica)
     each = [
         PlanAlternative("this plan", plan.seconds, plan.sent_bytes, most, True),
@@ -415,11 +393,7 @@ def alternative_cells(plan: Plan) -> Cells:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a time in the unit that suits it, e.g. "1.25 ms".
-
-    Args:
-        seconds: the time.
-    """
+    """Returns a time in the unit that suits it, e.g. "1.25 ms"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

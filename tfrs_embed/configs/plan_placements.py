@@ -1,4 +1,4 @@
-"""Configurations with the placements of a plan."""
+"""Puts the placements of a plan into a configuration."""
 
 from __future__ import annotations
 
@@ -12,40 +12,18 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.plan import Plan, TablePlan
 from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec, bytes_of
 from tfrs_embed.optimizers import conversion
-from tfrs_embed.optimizers.rules import TableOptimizer, UpdateRule
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-def trained_by(table: TableSpec, optimizer: Any) -> UpdateRule | None:
-    """Returns the update rule of a table: its own, or that of all tables.
-
-    Args:
-        table: the table.
-        optimizer: the optimizer of tables that have none of their own, in any
-            form that layers take; None: such tables have none.
-    """
-    found = _optimizer(table, optimizer)
-    return None if found is None else found.rule
-
-
-def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
-    """Returns what of a table's optimizer needs whole rows; None: nothing.
-
-    Args:
-        table: the table.
-        optimizer: see `trained_by`.
-    """
-    found = _optimizer(table, optimizer)
-    return None if found is None else found.needs_whole_rows
-
-
-def _optimizer(table: TableSpec, optimizer: Any) -> TableOptimizer | None:
+def table_optimizer(table: TableSpec, optimizer: Any) -> TableOptimizer | None:
+    """Returns a table's optimizer: its own, else `optimizer` (any form)."""
     own = table.optimizer if table.optimizer is not None else optimizer
     return conversion.convert(own, f"Table '{table.name}'")
 
 
-def rule_name(rule: UpdateRule | None) -> str:
-    """Returns an update rule's name in plans; "none" of None."""
-    return "none" if rule is None else rule.name
+def rule_name(optimizer: TableOptimizer | None) -> str:
+    """Returns the name of an optimizer's rule in plans; "none" of None."""
+    return "none" if optimizer is None else optimizer.rule.name
 
 
 def with_plan(
@@ -54,27 +32,23 @@ def with_plan(
     strategy: tf.distribute.Strategy,
     optimizer: Any,
 ) -> EmbeddingSpec:
-    """Puts a plan's placements into a configuration.
+    """Returns the configuration with a plan's placements, ranks and hot rows.
 
-    On one replica, as on a laptop, a plan for any number is taken, and says
-    nothing. Tables whose optimizer, dtype or features differ from the plan's
-    are placed as it says, with a warning: its times and bytes are not theirs.
+    On one replica a plan for any number of replicas is accepted and ignored. If
+    tables' optimizers, dtypes or features differ from the plan's, a warning
+    says that the plan's times and bytes are for other tables.
 
     Args:
         spec: the configuration.
-        plan: a `Plan`; None: it stays as it is.
+        plan: a `Plan`; None: the configuration is returned.
         strategy: the strategy that the tables are made under.
-        optimizer: of the tables that have none of their own.
-
-    Returns:
-        The configuration, whose tables have the plan's placements, ranks and
-        hot rows.
+        optimizer: the optimizer of tables that have none of their own.
 
     Raises:
-        TypeError: it is no plan.
-        ValueError: it is one for other tables or another number of replicas, or
-            the strategy is one of TPUs. Without a plan, a table says how many
-            hot rows it wants, and not which.
+        TypeError: `plan` is no plan.
+        ValueError: the plan is for other tables or another number of replicas;
+            the strategy is of TPUs; or, without a plan, a table's `hot_rows` is
+            a number.
     """
     if plan is None:
         _require_hot_rows(spec)
@@ -122,10 +96,10 @@ def _require_hot_rows(spec: EmbeddingSpec) -> None:
     for table in spec.tables:
         if isinstance(table.hot_rows, int):
             raise ValueError(
-                f"Table '{table.name}': hot_rows={table.hot_rows} says how "
-                "many rows to copy, and not which. Give their ids, which "
-                "tfrs_embed.hot_rows(feature_config, batches) counts; or give "
-                "the layer a plan that tfrs_embed.plan made of batches."
+                f"Table '{table.name}': hot_rows={table.hot_rows} is a number "
+                "of rows, but a layer needs the rows' ids. Give ids that "
+                "tfrs_embed.hot_rows(feature_config, batches) finds; or give "
+                "the layer a plan that tfrs_embed.plan made from batches."
             )
 
 
@@ -161,19 +135,19 @@ def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
 
 
 def _warn_of_changes(spec: EmbeddingSpec, plan: Plan, optimizer: Any) -> None:
-    """Warns of tables that the plan's predictions are not for."""
+    """Warns of tables that differ from those that were planned."""
     planned = {table.table: table for table in plan.tables}
     changes = []
     for table in spec.tables:
         was, where = planned[table.name], f"Table '{table.name}'"
-        rule = trained_by(table, optimizer)
+        own = table_optimizer(table, optimizer)
         for what, before, now in (
-            ("optimizer", was.optimizer, rule_name(rule)),
+            ("optimizer", was.optimizer, rule_name(own)),
             ("dtype", was.dtype, table.dtype),
         ):
             if before not in (None, now):
                 changes.append(f"{where}: {what} {now}, planned for {before}.")
-        slots = rule.numbers_per_row(table.dim) if rule else 0
+        slots = own.rule.numbers_per_row(table.dim) if own else 0
         size = table.vocabulary_size * (table.dim * bytes_of(table) + 4 * slots)
         if size != was.bytes:
             changes.append(

@@ -1,8 +1,7 @@
-"""Parts of pages of HTML that need no other file: style, tables, pictures.
+"""Parts of pages of HTML: style, tables, figures.
 
-A page has the colours of the reader's system, dark or light: pictures take
-theirs from the variables of `STYLE`. What is too wide scrolls inside of its own
-box, so that the page never does.
+A page needs no other file. Its colours, light or dark, are variables of
+`STYLE`, which pictures use. Wide tables scroll in their own boxes.
 """
 
 from __future__ import annotations
@@ -61,17 +60,14 @@ def table(
     left: Collection[str],
     total: Sequence[str] | None = None,
 ) -> str:
-    """A table, in a box in which it scrolls if the page is narrower.
+    """Returns the HTML of a table, in a box that scrolls.
 
     Args:
         head: the columns' names.
         lines: the cells, line by line.
-        left: the names of the columns that are aligned to the left; the others
-            are to the right.
-        total: the cells of a last line, behind a rule; None: there is none.
-
-    Returns:
-        The HTML.
+        left: the names of the columns that are aligned to the left; other
+            columns are aligned to the right.
+        total: the cells of a last line, behind a rule, if there is one.
     """
     classes = [' class="text"' if name in left else "" for name in head]
 
@@ -84,7 +80,7 @@ def table(
     rows = "".join(f"<tr>{line(each, 'td')}</tr>\n" for each in lines)
     if total is not None:
         rows += f'<tr class="total">{line(total, "td")}</tr>\n'
-    # The keyboard scrolls what it can reach.
+    # With a tabindex, a keyboard can scroll the box.
     return (
         '<div class="wide" tabindex="0"><table>\n'
         f"<thead><tr>{line(head, 'th')}</tr></thead>\n"
@@ -93,16 +89,12 @@ def table(
 
 
 def figure(svg: str, caption: str, series: Sequence[str] = ()) -> str:
-    """A picture with its caption above.
+    """Returns the HTML of a picture, with a caption above and a legend below.
 
     Args:
         svg: the picture.
-        caption: what it shows.
-        series: what the colours stand for, in the order of `SERIES`; empty:
-            there is no legend.
-
-    Returns:
-        The HTML.
+        caption: the caption.
+        series: the names of the colours of `SERIES`; empty: no legend.
     """
     entries = "".join(
         f'<li><i style="background: {SERIES[i % len(SERIES)]}"></i>'
@@ -117,13 +109,6 @@ def figure(svg: str, caption: str, series: Sequence[str] = ()) -> str:
 
 
 def pictures(figures: Iterable[str]) -> str:
-    """Pictures beside each other, where there is room.
-
-    Args:
-        figures: the HTML of each.
-
-    Returns:
-        The HTML; "" if there are none.
-    """
+    """Returns the HTML of figures beside each other; "" without figures."""
     content = "".join(figures)
     return f'<div class="pictures">\n{content}</div>\n' if content else ""

@@ -1,4 +1,4 @@
-"""A plan as one page of HTML, with pictures, that needs no other file."""
+"""Writes a plan as one page of HTML with pictures."""
 
 from __future__ import annotations
 
@@ -38,14 +38,7 @@ _LINE = 20
 
 
 def html_report(plan: Plan) -> str:
-    """Writes a plan as a page.
-
-    Args:
-        plan: the plan.
-
-    Returns:
-        The page.
-    """
+    """Returns the page of a plan."""
     title = f"Placement of {len(plan.tables)} tables"
     lines = "".join(f"<p>{escape(line)}</p>\n" for line in summary(plan))
     body = "".join(
@@ -61,29 +54,16 @@ def html_report(plan: Plan) -> str:
 
 
 def sections(plan: Plan) -> list[tuple[str, str]]:
-    """Writes a plan as sections of a page.
-
-    Args:
-        plan: the plan.
-
-    Returns:
-        The title of each, and its HTML.
-    """
+    """Returns the titles and the HTML of a plan's sections."""
     limit = plan.memory_per_replica
     replicas = plan.per_replica
+    memory = _columns([r.bytes for r in replicas], format_bytes, limit)
+    sent = _columns([r.sent_bytes for r in replicas], format_bytes)
+    lookups = _columns([r.lookups for r in replicas], "{:,.0f}".format)
     of_replicas = [
-        figure(
-            _columns([float(r.bytes) for r in replicas], format_bytes, limit),
-            "Memory of each replica",
-        ),
-        figure(
-            _columns([float(r.sent_bytes) for r in replicas], format_bytes),
-            "Bytes that each replica sends in a step",
-        ),
-        figure(
-            _columns([r.lookups for r in replicas], lambda n: f"{n:,.0f}"),
-            "Rows that each replica looks up in a step",
-        ),
+        figure(memory, "Memory of each replica"),
+        figure(sent, "Bytes that each replica sends in a step"),
+        figure(lookups, "Rows that each replica looks up in a step"),
     ]
     return [
         ("Tables", _table(table_cells(plan), ("table", "placement", "reason"))),
@@ -141,7 +121,7 @@ def _label(name: str) -> str:
 
 
 def _placement(tables: Sequence[TablePlan], replicas: int) -> str:
-    """A line for each table; from left to right the ranks that hold it."""
+    """Draws a line for each table, with the ranks that hold it."""
     width = _WIDTH - _LABELS
     each = width / replicas
     parts, x = [], 0.0
@@ -172,13 +152,13 @@ def _columns(
     name: Callable[[float], str],
     limit: float | None = None,
 ) -> str:
-    """A column for each replica; a line at the limit, if it is near."""
+    """Draws a column for each replica, and a line at a limit that is near."""
     height, top, left = 140, 20, 8
     most = max(values)
     scale = most or 1.0
-    shows_limit = limit is not None and limit <= 2 * most
-    if shows_limit and limit is not None:
-        scale = max(scale, limit)
+    if limit is not None and limit > 2 * most:
+        limit = None
+    scale = max(scale, limit or 0.0)
     each = (_WIDTH - 2 * left) / len(values)
     parts = [_text(left, 14, f"most: {name(most)}, least: {name(min(values))}")]
     for rank, value in enumerate(values):
@@ -193,7 +173,7 @@ def _columns(
                 f"rank {rank}: {name(value)}",
             )
         )
-    if shows_limit and limit is not None:
+    if limit is not None:
         y = top + height - limit / scale * height
         parts.append(
             f'<line x1="{left}" x2="{_WIDTH - left}" y1="{y:.2f}" y2="{y:.2f}" '
@@ -210,7 +190,7 @@ def _columns(
 
 
 def _alternatives(plan: Plan) -> str:
-    """A bar for the predicted time of each choice."""
+    """Draws a bar for the predicted time of each choice."""
     choices = [("this plan", plan.seconds, True)]
     choices += [(a.name, a.seconds, a.fits) for a in plan.alternatives]
     scale = max(seconds for _, seconds, _ in choices) or 1.0

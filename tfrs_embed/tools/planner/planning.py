@@ -17,7 +17,7 @@ from tfrs_embed.configs.plan import (
     TablePlan,
     format_seconds,
 )
-from tfrs_embed.configs.plan_placements import rule_name, trained_by, whole_rows
+from tfrs_embed.configs.plan_placements import rule_name, table_optimizer
 from tfrs_embed.configs.tables import (
     EmbeddingSpec,
     TableSpec,
@@ -26,7 +26,7 @@ from tfrs_embed.configs.tables import (
 from tfrs_embed.distribution import wire
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.engines import column_slices
-from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.tools.planner.candidates import Demand
 from tfrs_embed.tools.planner.inputs import table_usage
 from tfrs_embed.tools.planner.search import Found, Search
@@ -135,15 +135,9 @@ def plan(
         spec, batches_or_hotness, count, batch_size, zipf_exponent, progress
     )
     sent_as = wire.communication_dtype(communication_dtype)
-    rules = {t.name: trained_by(t, optimizer) for t in spec.tables}
+    optimizers = {t.name: table_optimizer(t, optimizer) for t in spec.tables}
     demands = [
-        _demand(
-            t,
-            usage[t.name],
-            rules[t.name],
-            whole_rows(t, optimizer),
-            ELEMENT_SIZES[sent_as],
-        )
+        _demand(t, usage[t.name], optimizers[t.name], ELEMENT_SIZES[sent_as])
         for t in spec.tables
     ]
     search = Search(demands, machine, limit)
@@ -156,14 +150,13 @@ def plan(
     fitting = filter(search.fits, others.values())
     found = min([found, *fitting], key=lambda each: each.key)
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, others, spec, rules, samples, sent_as)
+    return _plan(search, found, others, spec, optimizers, samples, sent_as)
 
 
 def _demand(
     table: TableSpec,
     usage: TableUsage,
-    rule: UpdateRule | None,
-    uncut: str | None,
+    optimizer: TableOptimizer | None,
     element: int,
 ) -> Demand:
     where = f"Table '{table.name}'"
@@ -178,15 +171,18 @@ def _demand(
                 f"{where}: {reason} can't be planned; a plan is for replicas "
                 "on CPUs and GPUs."
             )
+    uncut = None if optimizer is None else optimizer.needs_whole_rows
     if kept == "column":
         world = len(usage.owned)
         slices = column_slices.most_slices(table.dim, world)
         column_slices.require_uncut(table, slices, uncut)
+    rule = None if optimizer is None else optimizer.rule
+    slots = 0 if rule is None else rule.numbers_per_row(table.dim)
     return Demand(
         name=table.name,
         rows=table.vocabulary_size,
         dim=table.dim,
-        slot_numbers=rule.numbers_per_row(table.dim) if rule else 0,
+        slot_numbers=slots,
         usage=usage,
         kept=kept,
         reason=reason,
@@ -202,7 +198,7 @@ def _plan(
     found: Found,
     others: Mapping[str, Found],
     spec: EmbeddingSpec,
-    rules: Mapping[str, UpdateRule | None],
+    optimizers: Mapping[str, TableOptimizer | None],
     samples: float,
     sent_as: str,
 ) -> Plan:
@@ -235,7 +231,7 @@ def _plan(
                 ranks=place.ranks,
                 reason=_reason(search, found, i),
                 hot_rows=tuple(sorted(place.hot_rows)),
-                optimizer=rule_name(rules[demand.name]),
+                optimizer=rule_name(optimizers[demand.name]),
                 dtype=table.dtype,
             )
             for i, (demand, place, table) in enumerate(

@@ -105,41 +105,21 @@ class Exchange:
 
 
 def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
-    """The number of ids in each of a feature's bags; None: bags may differ.
-
-    Args:
-        bags: the number of bags.
-        ids: the number of their ids.
-        ragged: whether bags may differ.
-    """
+    """The ids of each of `bags` bags with `ids` ids; None: bags differ."""
     if ragged or not bags or ids % bags:
         return None
     return ids // bags
 
 
 def words_of_bag(size: int, rows: int, weighted: bool = False) -> int:
-    """Words of a bag that is exchanged by vectors.
-
-    Args:
-        size: the number of its ids.
-        rows: the table's rows.
-        weighted: whether its ids have weights.
-    """
+    """Words of a bag of `size` ids that is exchanged by vectors."""
     return BagColumns(size, is_wide(rows), weighted).width
 
 
 def words_of_piece(
     bags: int, ids: int, rows: int, ragged: bool, weighted: bool = False
 ) -> int:
-    """Words of a feature's ids in the message to a rank with its table's slice.
-
-    Args:
-        bags: the number of bags.
-        ids: the number of ids.
-        rows: the table's rows.
-        ragged: whether bags may differ in size.
-        weighted: whether the ids have weights.
-    """
+    """Words of a feature's ids in the message to a slice's owner."""
     of_id = id_words(is_wide(rows), weighted)
     return int(piece_words(bags, ids, int(ragged), of_id))
 
@@ -279,12 +259,7 @@ class _Step:
 
 
 def copies(most: Mapping[int, float], element: int) -> list[Collective]:
-    """The collectives for replicated tables.
-
-    Args:
-        most: for each width the most unique keys of any replica.
-        element: bytes of a number of a gradient.
-    """
+    """The collectives for replicated tables; `most` keys by width."""
     if not most:
         return []
     found = [Collective("max")]
@@ -314,8 +289,8 @@ def exchange_of_ids(
         tables: each table's rows and width.
         places: each table's place.
         ids: for each rank, the ids of each feature.
-        element: bytes of a number of vectors and gradients, and of rows of four
-            bytes.
+        element: bytes of a number of vectors and gradients, and of float32
+            rows.
         narrow: the tables whose numbers have two bytes.
     """
     return _Step(tables, places, ids, element, narrow).exchange()
@@ -334,8 +309,8 @@ def expected_traffic(
         tables: each table's rows and width.
         ids: for each rank, the ids of each feature.
         hot_rows: by table, the rows that each replica has a copy of.
-        element: bytes of a number of vectors and gradients, and of rows of four
-            bytes.
+        element: bytes of a number of vectors and gradients, and of float32
+            rows.
         narrow: the tables whose numbers have two bytes.
 
     Returns:
@@ -369,18 +344,10 @@ def expected_traffic(
 
 @functools.lru_cache(maxsize=65536)
 def longest_message(mean: float, messages: int) -> int:
-    """The longest of many messages of one mean length.
+    """The length that none of some messages exceeds in half of the steps.
 
-    A message's length is a sum of zeros and ones: which of an owner's rows
-    occur in a batch. A Poisson variable of the same mean, which stands for it
-    here, varies a little more.
-
-    Args:
-        mean: the mean length.
-        messages: the number of messages.
-
-    Returns:
-        The smallest length that no message exceeds in half of the steps.
+    A message has those of an owner's rows that occur in a batch. Their number
+    is taken for a Poisson variable, which varies a little more.
     """
     if mean <= 0:
         return 0
