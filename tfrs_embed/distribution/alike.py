@@ -62,18 +62,11 @@ def agreed_max(
     facts: Sequence[Facts],
     channel: int,
 ) -> tf.Tensor:
-    """Returns the largest of all replicas' sizes, if their facts are equal.
+    """Returns the largest of all replicas' sizes, [sizes] int64.
 
-    Args:
-        replicas: the replicas.
-        replica: the local replica that calls.
-        sizes: scalars int64; equally many on all replicas.
-        facts: the replica's facts. The first are equally many on each replica;
-            the next are too, where the first are equal.
-        channel: a collective channel of its own; texts have other buckets.
-
-    Returns:
-        [sizes] int64.
+    All replicas give equally many sizes, scalars int64, and equally many of the
+    first facts; where these are equal, of the next too. The channel must not be
+    used otherwise; texts have other buckets.
 
     Raises:
         tf.errors.InvalidArgumentError: facts differ. The error names the first

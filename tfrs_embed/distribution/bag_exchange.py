@@ -26,7 +26,7 @@ _SIZES, _BAGS, _VECTORS, _GRADIENTS = range(4)
 
 
 def unit_of(widths: Iterable[int]) -> int:
-    """The numbers that vectors are moved in, of slices of these widths."""
+    """Returns the unit in which vectors are moved: all widths are multiples."""
     return math.gcd(*widths)
 
 
@@ -51,14 +51,14 @@ def collectives(
 
 
 class BagsReceived(NamedTuple):
-    """What a replica was asked for, and the layout of what it asked for.
+    """Requests to a replica, and the layout of its own request.
 
     Attributes:
-        bags: of each piece that this replica holds, the bags that all replicas
-            ask for, rank after rank.
-        counts: [pieces here, world] int32, how many each replica asks for.
-        floats: [pieces] int32, how many numbers each piece's vectors have, of
-            those that this replica asks for, in units.
+        bags: for each piece of this replica, all replicas' bags, rank after
+            rank.
+        counts: [pieces here, world] int32, how many bags each replica asks for.
+        floats: [pieces] int32, how many units each piece's vectors for this
+            replica have.
         capacity: scalar int32, the units of a message of vectors.
         bucket: scalar int32, the capacity's number.
     """
@@ -71,14 +71,11 @@ class BagsReceived(NamedTuple):
 
 
 class BagExchange:
-    """Exchanges the bags, vectors and gradients of all pieces.
+    """Exchanges the bags, vectors and gradients of all features' pieces.
 
-    Args:
-        replicas: the replicas.
-        pieces: the pieces of all features on all replicas.
-        name: the layer, as errors name it.
-        features: the features, as errors name them.
-        wire: the dtype in which vectors and gradients are sent.
+    `name` and `features` are for errors. Vectors and gradients are sent in the
+    wire's dtype. In methods `replica` is the local replica that calls, and
+    `received` is the result of `send_bags`.
     """
 
     def __init__(
@@ -179,12 +176,8 @@ class BagExchange:
     ) -> dict[tuple[int, int], tf.Tensor]:
         """Answers bags with vectors; returns those of this replica's own bags.
 
-        Args:
-            replica: the local replica that calls.
-            received: the result of `send_bags`.
-            vectors: for each piece here [count, width], float32 or of the
-                wire's dtype.
-            training: whether this is part of a training step.
+        `vectors` are [count, width] for each piece here, float32 or of the
+        wire's dtype.
 
         Returns:
             By each piece's feature and rank, [count, width] float32. Pieces of
@@ -234,14 +227,8 @@ class BagExchange:
     ) -> list[tf.Tensor]:
         """Sends vectors' gradients back to where the vectors came from.
 
-        Args:
-            replica: the local replica that calls.
-            received: the result of `send_bags`.
-            gradients: by each piece's feature and rank, [count, width].
-
-        Returns:
-            For each piece here the gradients of all replicas' bags, [count,
-            width].
+        `gradients` are [count, width], by each piece's feature and rank.
+        Returns, for each piece here, those of all replicas' bags.
         """
         operations = self._replicas.operations(replica, training=True)
         message = operations.pad_runs(

@@ -61,29 +61,21 @@ class Written(NamedTuple):
 
 
 def id_words(wide: bool, weighted: bool) -> int:
-    """Words of an id, with its weight if there is one."""
+    """Returns the words of an id, with its weight if there is one."""
     return 1 + wide + weighted
 
 
 def piece_words(bags: Any, ids: Any, has_lengths: Any, words_of_id: Any) -> Any:
-    """Words of a piece, with its head; arguments are numbers or tensors.
+    """Returns the words of a piece; arguments are numbers or tensors.
 
-    Args:
-        bags: the number of bags.
-        ids: the number of ids.
-        has_lengths: 1 if the bags' lengths are sent, as they differ; else 0.
-        words_of_id: what `id_words` returns.
+    `has_lengths` is 1 if bags' lengths are sent, because they differ, else 0.
+    `words_of_id` is the result of `id_words`.
     """
     return HEAD + has_lengths * bags + words_of_id * ids
 
 
 def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
-    """Writes messages.
-
-    Args:
-        pieces: the pieces of all features on all replicas, by rank.
-        bags: each feature's bags.
-    """
+    """Writes messages of each feature's bags for pieces, sorted by rank."""
     wide = {p.feature for p in pieces if p.wide}
     used = {p.feature: bags[p.feature] for p in pieces}
     # By feature first: a feature may have several pieces.
@@ -137,15 +129,9 @@ def read(
     message: tf.Tensor,
     words: tf.Tensor,
 ) -> tuple[list[BaggedIds], tf.Tensor]:
-    """Reads messages.
+    """Reads messages, [world, words] float32, for the pieces of this replica.
 
-    Args:
-        operations: the operations on the messages' device.
-        mine: the pieces of this replica.
-        bags: each feature's bags here: messages have weights for the same
-            features.
-        message: [world, words] float32, the messages of all replicas.
-        words: scalar int32.
+    Messages have weights for the features whose `bags` here have weights.
 
     Returns:
         Each piece's bags; and how many came from each replica, [pieces, world]

@@ -50,12 +50,9 @@ Prepare = Callable[
 class ReplicaConsensus(Consensus):
     """Decides together with the other replicas of a strategy.
 
-    Args:
-        replicas: the replicas.
-        replica: the local replica that decides.
-        number: the layer's number; several layers may have one name.
-        doing: what the layer does, for errors.
-        prepare: begins the lookup that is decided on; None: there is none.
+    Errors name the layer as `doing`; `number` is the layer's, because several
+    layers may have one name. `prepare` begins the lookup that is decided on;
+    None: there is none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How tables that are sharded by row are exchanged."""
+"""Which exchange tables that are sharded by row use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ ELEMENT_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def key_bytes(dim: int, row: int, gradient: int) -> int:
-    """Bytes of a key, its row and its gradient, as they are sent.
+    """Returns the bytes of a key, its row and its gradient.
 
-    Args:
-        dim: the table's width.
-        row: the bytes of a number of a row.
-        gradient: the bytes of a number of a gradient.
+    `row` and `gradient` are the bytes of one of their numbers.
     """
     return KEY + (row + gradient) * dim
 
@@ -24,18 +21,18 @@ def key_bytes(dim: int, row: int, gradient: int) -> int:
 def vectors_are_less(
     bag_size: int, dim: int, world: int, element: int = 4, number: int = 4
 ) -> bool:
-    """Whether bags are exchanged by vectors, and not by rows.
+    """Whether bags cost fewer bytes exchanged by vectors than by rows.
 
-    By vectors a bag's ids, one vector and one gradient go to all replicas. By
-    rows a key, a row and a gradient travel for each different id, which half of
-    the ids are taken to be: how many are is not known when a step is traced.
+    By vectors, a bag's ids, one vector and one gradient go to all replicas. By
+    rows, a key, a row and a gradient are sent per unique id. While tracing, the
+    number of unique ids is unknown; half of the ids are assumed.
 
     Args:
         bag_size: the ids of a bag.
         dim: the table's width.
         world: the number of replicas.
-        element: the bytes of a number that is sent, of `ELEMENT_SIZES`.
-        number: the bytes of a number of the table's rows; those of two are
+        element: the bytes of a number sent, of `ELEMENT_SIZES`.
+        number: the bytes of a number of the table's rows; rows of two bytes are
             sent as they are.
     """
     by_vectors = world * (WORD * bag_size + 2 * element * dim)
@@ -44,15 +41,10 @@ def vectors_are_less(
 
 
 def first_stage(world: int, on_host: int) -> int:
-    """The size of the groups that exchange first; 1: there is one stage.
+    """Returns the size of the groups that exchange first; 1: one stage.
 
-    Args:
-        world: the number of replicas.
-        on_host: how many of them a host has.
-
-    Returns:
-        That of a host; or more, where there are so many hosts that messages
-        between them would be shorter than inside.
+    That is the number of replicas on a host; or more, if there are so many
+    hosts that messages between hosts would be shorter than inside.
     """
     if on_host == 1 or on_host == world:
         return 1
@@ -63,14 +55,9 @@ def first_stage(world: int, on_host: int) -> int:
 
 
 def first_ranks(tables: Iterable[str], world: int) -> dict[str, int]:
-    """Spreads the tables' first rows, often the most frequent, over ranks.
+    """Returns the rank of the replica that has each table's row 0.
 
-    Args:
-        tables: the names of an engine's tables, in its order.
-        world: the number of replicas.
-
-    Returns:
-        The rank of the replica that has each table's row 0.
+    Row 0 is often the most frequent, so the ranks are spread evenly.
     """
     names = list(dict.fromkeys(tables))
     return {name: i * world // len(names) for i, name in enumerate(names)}

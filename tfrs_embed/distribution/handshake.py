@@ -63,12 +63,8 @@ def compare_workers(
 ) -> None:
     """Compares what this worker is about to build with the other workers.
 
-    Workers send a digest, and the facts only if digests differ.
-
-    Args:
-        strategy: the strategy; nothing happens unless it has several workers.
-        name: what is being built.
-        facts: returns the facts about it.
+    Workers send a digest of `facts`, and the facts only if digests differ.
+    Nothing happens unless the strategy has several workers.
 
     Raises:
         RuntimeError: another worker builds something else, or nothing within
@@ -95,15 +91,7 @@ def compare_actions(strategy: tf.distribute.Strategy, name: str) -> None:
     """Compares what this worker does for the first time with the others.
 
     Builds and first calls have one order on all workers. A late worker is
-    waited for `_CALL_TIMEOUT_S` seconds.
-
-    Args:
-        strategy: the strategy; nothing happens unless it has several workers.
-        name: what one of its replicas is about to do.
-
-    Raises:
-        RuntimeError: another worker does something else.
-        tf.errors.UnavailableError: another worker has ended.
+    waited for `_CALL_TIMEOUT_S` seconds. Raises as `compare_workers` does.
     """
     # Without timeouts, this would wait forever for a worker that never comes.
     if _has_several(strategy) and key_value_store.has_timeouts():

@@ -11,7 +11,7 @@ from tfrs_embed.ops.messages import Route, counts_of
 
 
 def num_floats(rows: int, dim: int) -> int:
-    """The numbers that a step sums over replicas for a table's hot rows.
+    """Returns how many numbers a step sums up for a table's hot rows.
 
     They are the gradients, and for each row whether it was looked up.
     """
@@ -19,10 +19,9 @@ def num_floats(rows: int, dim: int) -> int:
 
 
 def collectives(floats: int) -> list[Collective]:
-    """A training step's collectives for the hot rows of all tables.
+    """Returns a step's collectives for the hot rows of all tables.
 
-    Args:
-        floats: the sum of the tables' `num_floats`.
+    `floats` is the sum of the tables' `num_floats`.
     """
     return [Collective("all_reduce", WORD * floats)] if floats else []
 

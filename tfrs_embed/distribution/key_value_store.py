@@ -100,13 +100,7 @@ def has_timeouts() -> bool:
 
 
 def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
-    """Waits for the text that a worker sends under a key.
-
-    Args:
-        replicas: the workers' replicas.
-        key: the text's key.
-        worker: the worker that sends it.
-        timeout: seconds to wait.
+    """Waits up to `timeout` seconds for the text that a worker sends.
 
     Raises:
         Late: the text was not sent in this time.

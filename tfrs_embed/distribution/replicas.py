@@ -46,9 +46,7 @@ _numbers: Counter[str] = Counter()
 def of(strategy: tf.distribute.Strategy) -> Replicas:
     """Returns the replicas of a strategy, the same object each time.
 
-    Args:
-        strategy: a MirroredStrategy or MultiWorkerMirroredStrategy, or the
-            default strategy, which has one replica.
+    The default strategy has one replica.
 
     Raises:
         NotImplementedError: the strategy lacks collectives for tables.
@@ -180,12 +178,7 @@ class Replicas:
         """Returns the replicas in groups of one size; each exchanges by itself.
 
         All workers must call together. A replica's rank is then its place in
-        its group.
-
-        Args:
-            size: the size of a group, which divides the number of replicas.
-            neighbours: whether a group has neighbouring ranks; else it has
-                every (world / size)-th rank.
+        its group. A group has neighbouring ranks, or every (world / size)-th.
         """
         number = self.world // size
         first_key = _FIRST_GROUP_KEY + _numbers["groups"]
@@ -283,11 +276,8 @@ class Replicas:
     ) -> tf.Tensor:
         """Sends values[r] to rank r; returns what each rank sent here.
 
-        Args:
-            replica: the local replica that calls.
-            values: [world, ...], of one shape on all replicas.
-            channel: the collective's channel.
-            bucket: a number for each shape that the channel is used with.
+        Values are [world, ...], of one shape on all replicas. A channel needs a
+        `bucket` for each shape. `replica` is the local replica that calls.
         """
         op, order = tf.raw_ops.CollectiveAllToAllV2, self._orders[replica]
         ranks = list(range(self.world))
@@ -404,13 +394,8 @@ def bucket_of(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Rounds a count up to one of eight capacities per power of two.
 
     Collectives leak some memory per shape, and padding is sent too: shapes are
-    few, and padding is below an eighth.
-
-    Args:
-        count: scalar int64.
-
-    Returns:
-        The capacity, a scalar int32, at least 8; and its number, below 512.
+    few, and padding is below an eighth. Returns the capacity, at least 8, and
+    its number, below 512; scalars int32.
     """
     n = tf.cast(tf.maximum(count, 8), tf.float64)
     exponent = tf.floor(

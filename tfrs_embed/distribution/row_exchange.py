@@ -31,13 +31,13 @@ KEYS, ROWS, GRADIENTS, COUNTS = range(4)
 def collectives(
     keys: float, dim: int, row: int, gradient: int
 ) -> list[Collective]:
-    """A training step's collectives for a group of tables, in one stage.
+    """Returns a step's collectives for a group of tables, in one stage.
 
     Args:
-        keys: the most keys that any replica has for any other.
+        keys: the most keys that a replica has for another.
         dim: the group's width.
-        row: the bytes of a number of a row, as it is sent.
-        gradient: the bytes of a number of a gradient, as it is sent.
+        row: the bytes of a sent number of a row.
+        gradient: the bytes of a sent number of a gradient.
     """
     capacity = capacity_of(keys)
     numbers = dim * capacity
@@ -46,21 +46,20 @@ def collectives(
 
 
 class Received(NamedTuple):
-    """One replica's messages from the others, and the layout of its own.
+    """Requests to a replica, and the layout of its own request.
 
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
-        places: [m] int32, the places of those that are no padding.
-        position: [u] int32, the place of each unique key's row among those that
-            come back.
-        num_rows: scalar int32, how many come back, padding included.
+        places: [m] int32, the indices of those that are no padding.
+        position: [u] int32, the index of each unique key's row among the
+            answers.
+        num_rows: scalar int32, the number of answers, padding included.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
-        table_of: [world * capacity] int32, the table of each row, if tables
-            have keys that only differ by it; that of padding is 0.
-        keyed: of tables that give rows to keys, the rows that were found, or
-            that a training step has reserved, for those asked for.
-        collected: `Collected`, if the exchange has two stages.
+        table_of: [world * capacity] int32, each row's table, if keys of several
+            tables may be equal; padding is 0.
+        keyed: for tables with keys, the rows that were found or reserved.
+        collected: a `Collected`, if the exchange has two stages.
     """
 
     rows: tf.Tensor
@@ -91,16 +90,10 @@ class Collected(NamedTuple):
 class RowExchange:
     """Exchanges keys, rows and gradients of groups of tables, in one stage.
 
-    Arguments by group are mappings from the group's number. All replicas must
-    call together.
-
-    Args:
-        replicas: the replicas that exchange: all, or groups of some.
-        groups: for each group the tables' width, and the wire of their rows.
-        wire: the wire of gradients.
-
-    Attributes:
-        num_sizes: how many sizes a replica has.
+    `groups` have, for each group, the tables' width and the wire of their rows;
+    `wire` is that of gradients. Mappings are by the group's number. `replica`
+    is the local replica that calls. All replicas must call together. A replica
+    has `num_sizes` sizes.
     """
 
     def __init__(
@@ -150,12 +143,7 @@ class RowExchange:
     ) -> dict[int, Received]:
         """Sends keys to their shards; returns the others' requests.
 
-        Args:
-            replica: the local replica that calls.
-            routes: the replica's keys.
-            longest: int64, the largest of all replicas' `sizes`, and maybe
-                more.
-            training: whether this is part of a training step.
+        `longest`, int64, begins with the largest of all replicas' `sizes`.
         """
         operations = self._replicas.operations(replica, training)
         found = {}
@@ -194,18 +182,15 @@ class RowExchange:
     ) -> dict[int, tf.Tensor]:
         """Sends rows, gradients or counts, which belong to keys.
 
-        Args:
-            replica: the local replica that calls.
-            received: the result of `send_keys`.
-            values: by `kind`.
-            kind: `ROWS`: answers with the rows asked for, of the dtype sent,
-                and returns the answers, [`num_rows`, dim]. A replica's own rows
-                are rounded too: an id has one row on all. `GRADIENTS`: sends
-                the answers' gradients back, float32 or of the wire's dtype,
-                rounded once per stage, and returns the rows' gradients,
-                float32. `COUNTS`: sends each unique key's occurrences, [u]
-                int64, to its shard, and returns the counts of the rows asked
-                for; padding is 0.
+        `ROWS` answers with the rows asked for, of the dtype sent, and returns
+        the answers, [`num_rows`, dim]. A replica's own rows are rounded too: an
+        id has one row on all.
+
+        `GRADIENTS` sends the answers' gradients back, float32 or of the wire's
+        dtype, rounded once per stage, and returns the rows' gradients, float32.
+
+        `COUNTS` sends each unique key's occurrences, [u] int64, to its shard,
+        and returns the counts of the rows asked for; padding is 0.
         """
         found = {}
         for i, asked in received.items():
@@ -231,17 +216,11 @@ class RowExchange:
 class TwoStages(RowExchange):
     """Exchanges inside groups of neighbouring ranks, then between groups.
 
-    Key k belongs to the replica of rank k % world, whose place in its group is
-    (k % world) % size. A replica asks the replica of that place in its own
-    group, which asks the one of the same place in the key's group. Each stage
-    sends quotients of keys, so that the second stage's keys follow from the
-    first's. This class is the first stage, and owns the second.
-
-    Args:
-        replicas: all replicas.
-        groups: the groups of tables; see `RowExchange`.
-        size: the number of replicas in a group of the first stage.
-        wire: the wire of gradients.
+    Key k belongs to the replica of rank k % world, whose place in its group of
+    `size` replicas is (k % world) % size. A replica asks the replica of that
+    place in its own group, which asks the one of the same place in the key's
+    group. Each stage sends quotients of keys, so that the second stage's keys
+    follow from the first's. This class is the first stage, and owns the second.
     """
 
     def __init__(

@@ -96,10 +96,7 @@ def _end(me: int, tasks: list[str]) -> None:
 def _tell(me: int, tasks: list[str], silent: bool) -> None:
     """Prints which workers are gone, tells the others, and waits for them.
 
-    Args:
-        me: this worker.
-        tasks: TensorFlow's names for all workers.
-        silent: whether the first worker may run, but does not answer.
+    `silent` says that the first worker may run, but does not answer.
     """
     others = {w: task for w, task in enumerate(tasks) if w != me}
     gone = {w: task for w, task in others.items() if not is_there(task)}

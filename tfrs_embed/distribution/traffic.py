@@ -1,4 +1,4 @@
-"""What a replica sends: its collectives, and the counters of what was sent."""
+"""What a replica sends: its collectives, and counters of their bytes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: "all_to_all", "all_gather", "all_reduce" of float32 numbers, or
-            "max", which agrees on ids and sizes and is not counted in bytes.
-        size: bytes that a replica puts in. Of "all_to_all" those for one other
-            replica.
+            "max", whose bytes are not counted.
+        size: the bytes that a replica contributes; for "all_to_all" those for
+            one other replica.
     """
 
     kind: str
     size: Any = 0
 
     def sent(self, world: int) -> Any:
-        """Bytes that a replica sends; those of an all-gather count once.
+        """Returns the bytes that a replica sends; of an all-gather, once.
 
-        In an all-reduce, which is a ring, each replica sends a part of the
-        numbers to the next one, once to sum them and once to spread the sums,
-        until all parts have been everywhere.
-
-        Args:
-            world: the number of replicas.
+        In a ring all-reduce, each replica sends a part of the numbers to the
+        next one, once to sum them up and once to spread the sums, until all
+        parts have been everywhere.
         """
         if self.kind == "all_to_all":
             return (world - 1) * self.size
@@ -73,14 +70,11 @@ class Traffic:
 
 
 class Sent:
-    """What a part of a replica's step adds to its `Traffic`.
+    """Counts what a part of a replica's step adds to its `Traffic`.
 
-    Collectives add themselves, with their bytes; what is known where they are
-    called adds the rest.
-
-    Args:
-        graph: the graph whose collectives are counted, not those of branches,
-            which fail; None: nothing is.
+    Collectives count themselves and their bytes. Exchanges add the rest. Only
+    collectives of `graph` are counted, not those of its branches, which fail;
+    None: nothing is counted.
     """
 
     def __init__(self, graph: Any = None) -> None:
@@ -103,7 +97,7 @@ class Sent:
                 terms.append(number)
 
     def total(self) -> tf.Tensor | None:
-        """The sums, [4] int64; None: nothing was added."""
+        """Returns the sums, [4] int64; None: nothing was added."""
         if not any(self._terms):
             return None
         sums = []

@@ -28,12 +28,12 @@ _BAGS, _VECTORS, _GRADIENTS = range(3)
 def collectives(
     bags: int, words: int, floats: int, element: int
 ) -> list[Collective]:
-    """A training step's collectives for all features exchanged by vectors.
+    """Returns a step's collectives for all features exchanged by vectors.
 
     Args:
-        bags: the most bags that a feature has on any replica.
-        words: the words of a bag of each feature, added up.
-        floats: the widths of the features' tables, added up.
+        bags: the most bags of a feature on any replica.
+        words: the sum of the words of one bag of each feature.
+        floats: the sum of the widths of the features' tables.
         element: the bytes of a number of vectors and gradients.
     """
     vectors = element * capacity_of(bags * floats)
@@ -45,26 +45,21 @@ def collectives(
 
 
 def bag_bytes(words: int, dim: int, element: int, world: int) -> int:
-    """Bytes that a bag needs: its ids, its vectors and its gradient.
+    """Returns the bytes that a bag needs: ids, vectors and gradient.
 
-    A vector goes to each of the other replicas, and the gradient to all alike.
-
-    Args:
-        words: the words of the bag's ids and weights.
-        dim: the table's width.
-        element: the bytes of a number of vectors and gradients.
-        world: the number of replicas.
+    A vector goes to each of the other replicas, and one gradient to all.
+    `words` are those of the bag's ids and weights.
     """
     return WORD * words + world * element * dim
 
 
 class VectorsReceived(NamedTuple):
-    """What a replica was asked for.
+    """Requests to a replica.
 
     Attributes:
-        features: the places of the features that are exchanged by vectors.
-        bags: for each of them those of all replicas, rank after rank: of each
-            bag the ids that this replica's shard has.
+        features: the indices of the features exchanged by vectors.
+        bags: for each of them all replicas' bags, rank after rank, with the ids
+            of this replica's shard.
         rows: scalar int32, the bags of each rank, padding included.
     """
 
@@ -76,12 +71,11 @@ class VectorsReceived(NamedTuple):
 class VectorExchange:
     """Exchanges the bags, vectors and gradients of several features.
 
-    Args:
-        replicas: the replicas.
-        name: the layer, as errors name it.
-        features: all features of the engine.
-        first_ranks: the ranks that have the tables' rows 0, by table name.
-        wire: the dtype in which vectors and gradients are sent.
+    `first_ranks` has the rank of each table's row 0, by table name. Vectors and
+    gradients are sent in the wire's dtype. In methods `replica` is the local
+    replica that calls, `bags` are those of all features, `mine` the indices of
+    the features exchanged by vectors, and `received` is the result of
+    `send_bags`.
     """
 
     def __init__(
@@ -105,11 +99,7 @@ class VectorExchange:
         bags: Sequence[BaggedIds],
         weighted: Sequence[bool],
     ) -> Facts:
-        """Returns facts that must be equal on all replicas.
-
-        `mine` are the indices of the features exchanged by vectors; `bags` and
-        `weighted` are those of all features.
-        """
+        """Returns facts that must be equal on all replicas."""
         values = ["has another number of ids, or one not known"] * len(bags)
         for i in mine:
             weights = "with weights" if weighted[i] else "without weights"
@@ -131,12 +121,7 @@ class VectorExchange:
     ) -> VectorsReceived:
         """Sends bags to all replicas; returns what they asked of this one.
 
-        Args:
-            replica: the local replica that calls.
-            bags: the bags of all features.
-            mine: the indices of the features exchanged by vectors.
-            most: scalar int64, the most bags of a feature on any replica.
-            training: whether this is part of a training step.
+        `most`, a scalar int64, is the most bags of a feature on any replica.
         """
         world, rank = self._replicas.world, self._replicas.ranks[replica]
         tables = [self._features[i].table for i in mine]
@@ -174,14 +159,8 @@ class VectorExchange:
         """Answers bags with vectors, and sums up the answers that come.
 
         Each shard's vectors are rounded, this replica's too; the sum is
-        float32.
-
-        Args:
-            replica: the local replica that calls.
-            bags: the bags of all features.
-            received: the result of `send_bags`.
-            vectors: for each feature, [world * rows, dim], float32 or of the
-                wire's dtype.
+        float32. `vectors` are [world * rows, dim] for each feature, float32 or
+        of the wire's dtype.
 
         Returns:
             The vectors of this replica's bags, [count, dim], by feature index.
@@ -213,14 +192,8 @@ class VectorExchange:
     ) -> list[tf.Tensor]:
         """Sends the gradients of vectors to all replicas.
 
-        Args:
-            replica: the local replica that calls.
-            bags: the bags of all features.
-            received: the result of `send_bags`.
-            gradients: those of all features' vectors, [count, dim] float32.
-
-        Returns:
-            The gradients of `received.bags`, [world * rows, dim].
+        `gradients` are those of all features, [count, dim] float32. Returns
+        those of `received.bags`, [world * rows, dim].
         """
         rows = received.rows
         mine = [bags[i].scaled(gradients[i]) for i in received.features]

@@ -50,13 +50,9 @@ def together(replicas: Replicas, action: str) -> Iterator[None]:
 def _watch(
     replicas: Replicas, action: str, prefix: str, ended: threading.Event
 ) -> None:
-    """Reports a wait that takes long.
+    """Reports a wait that takes long, unless `ended` is set before.
 
-    Args:
-        replicas: the workers' replicas.
-        action: what all workers do.
-        prefix: the prefix of the keys of the workers' texts about this wait.
-        ended: set when the wait has ended.
+    Workers' texts about the wait have keys with this prefix.
     """
     first = _ANNOUNCED_AFTER * AFTER_S
     if ended.wait(first):

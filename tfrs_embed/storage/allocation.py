@@ -36,12 +36,8 @@ def naming(
 ) -> Iterator[None]:
     """Names a table if the code inside fails to allocate its memory.
 
-    Args:
-        owner: the table or layer, as errors name it.
-        shape: [rows, dim].
-        dtype: the rows' dtype.
-        slots: how many float32 numbers of slots a row has.
-        device: where it is made; None: where TensorFlow places it.
+    `shape` is [rows, dim], and `slots` how many float32 numbers of slots a row
+    has. With device None, TensorFlow chooses.
     """
     try:
         yield

@@ -133,12 +133,9 @@ tf.Variable.register(CompositeVariable)
 class CompositeTable(CompositeVariable, Rows):
     """A table, or a slot, in parts; checkpoints see one variable.
 
-    Args:
-        name: "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim]; [vocabulary_size] for a slot by row.
-        variables: the variables that hold its parts in this process.
-        strategy: the strategy under which it was made.
-        dtype: the dtype of its numbers.
+    The name is "<table>/parameters" or "<table>/<slot>". The shape is
+    [vocabulary_size, dim], or [vocabulary_size] for a slot by row. `variables`
+    hold its parts in this process.
     """
 
     def __init__(

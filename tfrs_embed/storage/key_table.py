@@ -140,15 +140,10 @@ class KeyTables:
     ) -> GivenRows:
         """Returns the rows that `commit` would give; changes nothing visible.
 
-        Without a commit between them, a second call returns other free rows
-        than the first, if there are enough.
-
-        Args:
-            keys: [n] int64, in which keys may repeat.
-            counts: [n] int64, each entry's number of occurrences; an entry with
-                0 does not count. None: 1 each.
-            step: the step's number, a scalar int64.
-            table_of: [n] int32, or None.
+        Keys may repeat. `counts`, [n] int64, are each entry's occurrences; 0
+        does not count; None means 1 each. `step`, a scalar int64, is the step's
+        number. Without a commit between them, a second call returns other free
+        rows than the first, if there are enough.
         """
         found = self._run(
             "plan", keys, _given(table_of), _or_none(counts), step
@@ -228,17 +223,11 @@ class KeyTable(KeyTables):
     ) -> tuple[np.ndarray, tf.Tensor]:
         """Replaces all keys; the capacity doubles as needed, up to its bound.
 
-        Args:
-            live_keys: [n] int64, unique, at most `max_capacity`.
-            frequency: [n] int64, how often each key was used.
-            last_used: [n] int64, the step of each key's last use.
-            candidates: [c, 3] int64, as `candidates` returns them, with unique
-                keys. Live keys are left out, then those seen longest ago if
-                there are too many. Without a threshold none is kept.
-
-        Returns:
-            The live keys' rows, [n] int64, from `FIRST_ROW` on; and the version
-            to publish.
+        Live keys are unique, at most `max_capacity`; their counters are [n]
+        int64. Of the candidates, [c, 3] as `candidates` returns them with
+        unique keys, live keys are left out, then those seen longest ago if
+        there are too many, and all without a threshold. Returns the live keys'
+        rows, from `FIRST_ROW` on; and the version to publish.
         """
         given = [live_keys, frequency, last_used, *candidates.T]
         version = self._run(

@@ -186,17 +186,11 @@ def _draw(
     dim: tf.Tensor,
     keys: tf.Tensor,
 ) -> tf.Tensor:
-    """Draws numbers for keys: [n, dim] float32.
+    """Draws numbers for keys, [n] int64: [n, dim] float32.
 
-    Args:
-        kind: "uniform", "normal" or "truncated_normal".
-        seed: [n] or [1] uint64.
-        first: [n] or [1] float32: the least number of a uniform distribution;
-            else the mean.
-        scale: [n] or [1] float32: the range of a uniform distribution; else the
-            standard deviation.
-        dim: scalar int32.
-        keys: [n] int64.
+    Seeds, uint64, and `first` and `scale`, float32, are [n] or [1]. These are
+    the least number and the range of a uniform distribution, and the mean and
+    the standard deviation of "normal" and "truncated_normal".
     """
     with tf.device(_HOST):
         numbers = tf.reshape(_uniform(seed, keys, dim), [-1])

@@ -22,15 +22,11 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class KeyedShard:
-    """The keys and rows of one table on one shard.
+    """The keys and rows of one table on one of `world` shards.
 
-    Args:
-        owner: the layer, as errors name it.
-        table: the table.
-        world: the number of shards.
-        store: the shard's rows, `rows_at_first` of zeros, and initial slots.
-        slots: the slots, by name.
-        make_initial: makes keys' initial values; see `key_values.maker`.
+    The store has `rows_at_first` rows of zeros, and initial slots.
+    `make_initial` makes keys' initial values; see `key_values.maker`. Errors
+    name the layer as `owner`.
     """
 
     def __init__(

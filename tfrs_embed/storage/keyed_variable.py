@@ -81,10 +81,9 @@ class KeyedVariable(CompositeVariable, Saved):
         return count * math.prod(self.shape[1:]) * self.dtype.size
 
     def assign(self, value: Any) -> None:
-        """Sets the whole value.
+        """Sets the whole value: keys replace all keys, and reset their rows.
 
-        Keys replace all keys; their rows and slots become initial ones. Rows
-        and slots belong to the keys that the table has.
+        Rows and slots belong to the keys that the table has.
 
         Raises:
             ValueError: the shape is wrong, keys are not ascending, or a shard

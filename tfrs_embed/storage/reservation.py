@@ -28,8 +28,7 @@ class Request(NamedTuple):
         tables: the tables' rows there.
         keys: [n] int64.
         table_of: [n] int32, each key's table; None: there is one table.
-        counts: [n] int64, how often each key occurred, 0 for padding; None: 1
-            each.
+        counts: [n] int64, occurrences, 0 for padding; None: 1 each.
         step: the step's number, a scalar int64; 1 for the first.
     """
 
