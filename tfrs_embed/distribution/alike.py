@@ -6,10 +6,12 @@ collective: where replicas differ, the largest and the smallest checksum differ.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import BUCKETS, Replicas
@@ -96,24 +98,11 @@ def _fail(
     """Raises the error of `agreed_max`; returns `result`, for the branch."""
     first, *more = facts
     texts = gather_texts(replicas, replica, first.values, channel)
-    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
-    begins = [f"{first.rule}{n}: the replica of rank 0 " for n in first.names]
 
     def fail() -> tf.Tensor:
-        place = tf.argmax(tf.reduce_max(differs, 0))
-        rank = tf.argmax(tf.gather(differs, place, axis=1))
-        of_ranks = tf.gather(texts, place, axis=1)
-        text = tf.strings.join(
-            [
-                tf.gather(begins, place),
-                of_ranks[0],
-                ", that of rank ",
-                tf.strings.as_string(rank),
-                " ",
-                tf.gather(of_ranks, rank),
-                ".",
-            ]
-        )
+        with tf.device("CPU:0"):
+            difference = functools.partial(_difference, first)
+            text = tf.numpy_function(difference, [texts], tf.string)
         failed = tf.debugging.Assert(False, [text])
         with tf.control_dependencies([failed] if failed else []):
             return tf.identity(result)
@@ -121,7 +110,16 @@ def _fail(
     if not more:
         return fail()
     return tf.cond(
-        tf.reduce_max(differs) > 0,
+        tf.reduce_any(tf.not_equal(texts, texts[:1])),
         fail,
         lambda: _fail(replicas, replica, more, channel, result),
     )
+
+
+def _difference(facts: Facts, texts: np.ndarray) -> bytes:
+    """Names the first fact that differs, and the first rank where it does."""
+    differs = np.argwhere((texts != texts[0]).T).tolist()
+    fact, rank = differs[0] if differs else (0, 0)
+    begin = f"{facts.rule}{facts.names[fact]}: the replica of rank 0 ".encode()
+    values = texts[0, fact], rank, texts[rank, fact]
+    return begin + b"%s, that of rank %d %s." % values

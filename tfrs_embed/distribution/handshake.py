@@ -137,10 +137,13 @@ def _compare(
             key_value_store.receive(replicas, key, worker, timeout)
         )
         _linger(replicas, prefix)
-        differences = _differences(facts, their_facts)
+        differences = list(_differences(facts, their_facts))
+        listed = "; ".join(differences[:_MOST_LISTED])
+        if len(differences) > _MOST_LISTED:
+            listed += f"; and {len(differences) - _MOST_LISTED} more"
         raise RuntimeError(
             f"{name} must be the same on all workers. What differs here, on "
-            f"worker {me}, and on worker {worker}: {_listed(differences)}."
+            f"worker {me}, and on worker {worker}: {listed}."
         )
 
 
@@ -185,10 +188,3 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _cut(text: str) -> str:
     cut = len(text) > _MOST_CHARACTERS
     return f"{text[:_MOST_CHARACTERS]}..." if cut else text
-
-
-def _listed(differences: Iterator[str]) -> str:
-    found = list(differences)
-    text = "; ".join(found[:_MOST_LISTED])
-    more = len(found) - _MOST_LISTED
-    return f"{text}; and {more} more" if more > 0 else text

@@ -66,7 +66,7 @@ class Replicas:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.world: int = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
-        self._ranks: list[int] | None = None
+        self._ranks: list[int] | None = [0] if self.world == 1 else None
         self._ids_by_rank: list[int] = list(range(self.world))
         # A single replica has no collectives.
         self._launchers = [] if self.world == 1 else _launchers(strategy)
@@ -137,7 +137,11 @@ class Replicas:
         The first use is a collective: all workers must take part.
         """
         if self._ranks is None:
-            self._ranks = [0] if self.world == 1 else self._find_ranks()
+            # TensorFlow sorts ranks by tasks' names ("10" before "2"), and GPUs
+            # by their interconnect.
+            ids = self._ids()
+            [self._ids_by_rank, *_] = self._gather_numbers(ids)
+            self._ranks = [self._ids_by_rank.index(i) for i in ids]
         return self._ranks
 
     @property
@@ -149,13 +153,6 @@ class Replicas:
             workers[r] == workers[r - r % self.local] for r in range(self.world)
         )
         return self.local if neighbours else 1
-
-    def _find_ranks(self) -> list[int]:
-        # TensorFlow sorts ranks by tasks' names ("10" before "2"), and GPUs by
-        # their interconnect.
-        ids = self._ids()
-        [self._ids_by_rank, *_] = self._gather_numbers(ids)
-        return [self._ids_by_rank.index(i) for i in ids]
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gathers one number of each local replica, between steps.
