@@ -13,7 +13,7 @@ from dynamic_reference import ReferenceKeys, keys_on, shard_of
 from helpers import assert_same, differentiate, state
 from plans import on
 from strategies.replicas import distribute, local, of_chief
-from tfrs_embed.storage import key_values
+from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_rules import key_rules
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
@@ -131,7 +131,9 @@ class Reference:
         return vectors
 
     def initial(self, key):
-        return key_values.maker(self.table)(tf.constant([key]))[0].numpy()
+        return initial_key_values.maker(self.table)(tf.constant([key]))[
+            0
+        ].numpy()
 
     def state(self):
         """The table as checkpoints hold it."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.distribution import bag_messages
-from tfrs_embed.distribution.alike import Facts, agreed_max
+from tfrs_embed.distribution.agreement import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of

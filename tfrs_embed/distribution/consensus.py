@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution import alike
-from tfrs_embed.distribution.alike import Facts
+from tfrs_embed.distribution import agreement
+from tfrs_embed.distribution.agreement import Facts
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Consensus
 
@@ -98,7 +98,7 @@ class ReplicaConsensus(Consensus):
             ["", ""],
             [f"in {self._doing}", f"in {self._doing}, number {self._number}"],
         )
-        worst = alike.agreed_max(
+        worst = agreement.agreed_max(
             self._replicas,
             self._replica,
             [bad, *sizes, *padding],
@@ -110,7 +110,7 @@ class ReplicaConsensus(Consensus):
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
         channel = self._replicas.verdict_channel
-        texts = alike.gather_texts(
+        texts = agreement.gather_texts(
             self._replicas, self._replica, [text], channel
         )[:, 0]
         rank = tf.argmax(tf.cast(tf.not_equal(texts, ""), tf.int32))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.distribution.alike import Facts
+from tfrs_embed.distribution.agreement import Facts
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire

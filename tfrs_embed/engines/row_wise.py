@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec, bytes_of
-from tfrs_embed.distribution import alike, consensus, hot_rows, row_exchange
+from tfrs_embed.distribution import agreement, consensus, hot_rows, row_exchange
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
@@ -218,7 +218,7 @@ class RowWiseEngine(CollectiveEngine):
             begun = self._begin(replica, bags, training)
             weighted = [b.weights is not None for b in bags]
             facts = self._vectors.facts(begun.by_vectors, bags, weighted)
-            sizes = alike.agreed_max(
+            sizes = agreement.agreed_max(
                 self._replicas,
                 replica,
                 begun.sizes,

@@ -16,7 +16,7 @@ from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage import key_values
+from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
@@ -53,7 +53,7 @@ class DynamicTable(TableState):
 
     def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
         super().__init__(spec, optimizer)
-        self._make_initial = key_values.maker(spec)
+        self._make_initial = initial_key_values.maker(spec)
 
     def expose(
         self,

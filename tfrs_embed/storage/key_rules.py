@@ -14,7 +14,7 @@ from tfrs_embed.configs.dynamic_keys import (
     TimeToLive,
 )
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.storage import key_values
+from tfrs_embed.storage import initial_key_values
 
 #: The row of keys without a row: zeros, read and never written.
 ABSENT = 0
@@ -90,7 +90,7 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         candidates=-(-candidates // world),
         threshold=getattr(keys.admission, "threshold", 0),
         probability=getattr(keys.admission, "probability", 1.0),
-        seed=key_values.seed_of(table),
+        seed=initial_key_values.seed_of(table),
         policy="ttl" if ttl else policy,
         ttl=ttl,
         evicts=evicts,

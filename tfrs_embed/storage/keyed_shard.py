@@ -12,7 +12,7 @@ from tfrs_embed.configs.dynamic_keys import KeysOfShards
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
-from tfrs_embed.storage import key_values
+from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_rules import ABSENT, Live, key_rules
 from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
 from tfrs_embed.storage.row_store import RowStore
@@ -25,8 +25,8 @@ class KeyedShard:
     """The keys and rows of one table on one of `world` shards.
 
     The store has `rows_at_first` rows of zeros, and initial slots.
-    `make_initial` makes keys' initial values; see `key_values.maker`. Errors
-    name the layer as `owner`.
+    `make_initial` is what `initial_key_values.maker` returns. Errors name the
+    layer as `owner`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KeyedShard:
         world: int,
         store: RowStore,
         slots: Mapping[str, Slot],
-        make_initial: key_values.Maker,
+        make_initial: initial_key_values.Maker,
     ) -> None:
         self.owner = f"{owner}, table '{table.name}'"
         self.table = table.name
@@ -225,6 +225,6 @@ class KeyedShards:
             return tf.ensure_shape(made, [])
 
     def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """Makes keys' initial rows, [m, dim]; see `key_values.make_rows`."""
+        """Makes keys' initial rows, [m, dim], in the order of tables."""
         makers = [shard.make_initial for shard in self.shards]
-        return key_values.make_rows(makers, keys, sizes)
+        return initial_key_values.make_rows(makers, keys, sizes)
