@@ -203,7 +203,7 @@ class TestCheckpoints:
             UserWarning,
             match=r"^Table 'ids' leaves out 2 of 4 keys of '.*checkpoint-1': "
             r"over 1 replica shard 0 would hold 4 of them, and the most rows "
-            r"of a shard is 2\. Those go that eviction=.* evicts first",
+            r"of a shard is 2\. These are the keys that eviction=.* first",
         )
         if built:
             train(other, [70, 80])

@@ -105,8 +105,8 @@ class CompositeVariable(Trackable):
             if self._workers > 1:
                 raise RuntimeError(
                     f"'{self._shared_name}' is spread over {self._workers} "
-                    "workers, of which a SavedModel would have one's part: "
-                    "tfrs_embed.serving.export gathers them all."
+                    "workers, and a SavedModel would hold the part of one: "
+                    "tfrs_embed.serving.export gathers all parts."
                 )
             for i, variable in enumerate(self._exported_variables):
                 children[f"shard_{i}"] = variable
@@ -156,8 +156,8 @@ class CompositeTable(CompositeVariable, Rows):
         """Raises NoValuesError where the strategy's TPUs are not connected."""
         if not self._has_values:
             raise NoValuesError(
-                f"'{self._shared_name}' has no values: its TPUs are only "
-                "looked at, not there."
+                f"'{self._shared_name}' has no values: programs for its TPUs "
+                "are checked, but no TPU is connected."
             )
 
     def numpy(self) -> np.ndarray:

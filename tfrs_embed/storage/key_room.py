@@ -71,14 +71,14 @@ class KeyRoom:
             return
         shortage = self._shortage(shards_of(keys, self._world))
         if shortage:
-            more = "More rows make it"
+            more = "More rows make"
             if isinstance(self._table.keys, KeysOfShards):
-                more = f"A larger {KeysOfShards.ROWS} makes it"
+                more = f"A larger {KeysOfShards.ROWS} makes"
             raise ValueError(
                 f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
-                f"{more}, or, for a checkpoint, tfrs_embed.checkpoint."
-                "growing_tables(shrink=True): the keys that the table would "
-                "evict last then stay."
+                f"{more} room. To restore a part of a checkpoint's keys, those "
+                "that the table would evict last, use "
+                "tfrs_embed.checkpoint.growing_tables(shrink=True)."
             )
 
     def choose(
@@ -126,9 +126,9 @@ class KeyRoom:
         rule = self._table.keys.eviction  # type: ignore[union-attr]
         return (
             f"{self._owner} leaves out {np.sum(~kept)} of {len(keys)} keys"
-            f"{source}: {self._shortage(shards_of(keys, self._world))}. Those "
-            f"go that eviction={rule!r} evicts first. With more rows all keys "
-            "stay."
+            f"{source}: {self._shortage(shards_of(keys, self._world))}. These "
+            f"are the keys that eviction={rule!r} evicts first. More rows make "
+            "room for all keys."
         )
 
     def unevenly_full(self, sizes: Sequence[int]) -> str:
@@ -140,7 +140,7 @@ class KeyRoom:
         return (
             f"{self._owner}: shard {np.argmin(free)} holds {self._capacity} "
             f"keys and is full: it evicts keys, while the other shards have "
-            f"{sum(free)} free rows of {rows - self._capacity}. A key's shard "
-            "is that of its hash. Small tables are filled more evenly with "
-            "more rows, or on fewer replicas."
+            f"{sum(free)} free rows of {rows - self._capacity}. A hash decides "
+            "a key's shard. Small tables fill more evenly with more rows, or "
+            "on fewer replicas."
         )
