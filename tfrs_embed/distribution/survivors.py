@@ -129,12 +129,9 @@ def _tell(me: int, tasks: list[str], silent: bool) -> None:
     with contextlib.suppress(tf.errors.OpError):
         service.report_error_to_cluster(tf.errors.UNAVAILABLE, text)
     seconds = _LAST_S if me == 0 else _UNTOLD_S if 0 in gone else _TOLD_S
-    _wait([task for w, task in others.items() if w not in gone], seconds)
-
-
-def _wait(tasks: list[str], seconds: float) -> None:
-    """Waits until workers have ended too, for a limited time."""
+    # Until the others have ended too.
+    waiting = [task for w, task in others.items() if w not in gone]
     end = time.monotonic() + seconds
-    while tasks and time.monotonic() < end:
+    while waiting and time.monotonic() < end:
         time.sleep(_INTERVAL_S)
-        tasks = [task for task in tasks if is_there(task)]
+        waiting = [task for task in waiting if is_there(task)]

@@ -19,21 +19,23 @@ from tfrs_embed.compat.strategies import NoValuesError, is_offline
 class CompositeVariable(Trackable):
     """Variables of this process's shards that look like one variable.
 
-    A checkpoint holds the whole value. A SavedModel holds the shards'
-    variables, because its functions read these.
+    A checkpoint holds the whole value. A SavedModel holds `_exported`, the
+    variables that its functions read: by default all. `_workers` processes hold
+    the parts.
     """
 
     trainable = False
     exporting = False
     dtype: tf.DType
     name: str
+    shape: tf.TensorShape
+    _workers = 1
 
     def __init__(
-        self,
-        variables: Sequence[tf.Variable],
-        strategy: tf.distribute.Strategy,
+        self, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
     ) -> None:
         self._variables = list(variables)
+        self._exported: Sequence[tf.Variable] = self._variables
         # Keras checks here whether a weight belongs to its strategy.
         self._distribute_strategy = strategy
 
@@ -47,16 +49,6 @@ class CompositeVariable(Trackable):
     def _shared_name(self) -> str:
         """The variable's name in a checkpoint's description."""
         return self.name.split(":")[0]
-
-    @property
-    def _exported_variables(self) -> Sequence[tf.Variable]:
-        """The variables that a SavedModel holds."""
-        return self._variables
-
-    @property
-    def _workers(self) -> int:
-        """The number of processes that hold the parts."""
-        return 1
 
     @abc.abstractmethod
     def numpy(self) -> Any:
@@ -108,9 +100,15 @@ class CompositeVariable(Trackable):
                     "workers, and a SavedModel would hold the part of one: "
                     "tfrs_embed.serving.export gathers all parts."
                 )
-            for i, variable in enumerate(self._exported_variables):
+            for i, variable in enumerate(self._exported):
                 children[f"shard_{i}"] = variable
         return children
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} '{self.name}' shape={tuple(self.shape)} "
+            f"dtype={self.dtype.name}>"
+        )
 
 
 def _to_tensor(
@@ -208,9 +206,3 @@ class CompositeTable(CompositeVariable, Rows):
         whole = copy.copy(self)
         whole._variables = copies
         return whole
-
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} '{self.name}' shape={tuple(self.shape)}, "
-            f"{len(self._variables)} parts here>"
-        )

@@ -176,9 +176,7 @@ class KeyTable(KeyTables):
         self.rules = rules
         self.operations: _KernelOperations | NumpyOperations
         with tf.init_scope(), tf.device(_HOST):
-            module = None
-            if tf.executing_eagerly():
-                module = kernels.operations(_HOST)
+            module = tf.executing_eagerly() and kernels.operations(_HOST)
             if module:
                 self.operations = _KernelOperations.of_table(module, rules)
             else:

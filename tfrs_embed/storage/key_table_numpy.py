@@ -18,6 +18,20 @@ from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
 
 # The operations that take one table; the others take several.
 _OF_ONE_TABLE = ("export", "replace", "remove")
+# The ranks of operations' results, all int64; and the operations whose first
+# result has the shape of their first input.
+_RANKS = {
+    "info": [2],
+    "find": [1, 1],
+    "check": [1, 0],
+    "publish": [0],
+    "plan": [1] * 7,
+    "commit": [1] * 7,
+    "export": [1] * 4,
+    "replace": [0],
+    "remove": [1],
+}
+_LIKE_INPUT = ("find", "check", "plan", "commit", "remove")
 
 # The commit of a step that fails before its publication stays unpublished,
 # until so many others follow.
@@ -71,12 +85,11 @@ class NumpyOperations:
             return [np.asarray(each, np.int64) for each in found]
 
         before = tf.add_n([calls.read_value() for calls in self._calls])
-        shapes = _shapes(name, inputs, len(tables))
         outputs = tf.nest.flatten(  # There may be one only.
             tf.numpy_function(
                 call,
                 [before, *inputs],
-                [tf.int64] * len(shapes),
+                [tf.int64] * len(_RANKS[name]),
                 stateful=False,
             )
         )
@@ -85,27 +98,11 @@ class NumpyOperations:
             one = outputs[0] if name == "publish" else 1
             for calls in self._calls:
                 calls.assign_add(one)
-        for output, shape in zip(outputs, shapes, strict=True):
-            output.set_shape(shape)
+        for output, rank in zip(outputs, _RANKS[name], strict=True):
+            output.set_shape([None] * rank)
+        if name in _LIKE_INPUT:
+            outputs[0].set_shape(inputs[0].shape)
         return outputs if len(outputs) > 1 else outputs[0]
-
-
-def _shapes(name: str, inputs: Sequence[Any], tables: int) -> list[Any]:
-    """Returns the shapes of an operation's results, all int64."""
-    changes = [[None], [None], *[[tables]] * 4]
-    shapes: dict[str, list[Any]] = {
-        "info": [[tables, 12]],
-        "find": [None, [tables]],
-        "check": [None, []],
-        "publish": [[]],
-        "plan": [None, *changes],
-        "commit": [None, *changes],
-        "export": [[None]] * 4,
-        "replace": [[]],
-        "remove": [None],
-    }
-    like = inputs[0].shape if inputs and hasattr(inputs[0], "shape") else None
-    return [like if shape is None else shape for shape in shapes[name]]
 
 
 def _call(table: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:

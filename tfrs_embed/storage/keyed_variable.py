@@ -48,6 +48,7 @@ class KeyedVariable(CompositeVariable, Saved):
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
         self.shape = tf.TensorShape([None, *rows.row_shape(part)])
+        self._workers = rows.replicas.workers
         self._rows = rows
         self._checkpoint = checkpoint
         self._part = part
@@ -95,10 +96,6 @@ class KeyedVariable(CompositeVariable, Saved):
         """Raises ValueError if `assign` would refuse keys; changes nothing."""
         if self._part == KEYS:
             self._rows.check_keys(np.asarray(value))
-
-    @property
-    def _workers(self) -> int:
-        return self._rows.replicas.workers
 
     def save(self, key: str, session: Session) -> None:
         """Writes the part shard by shard; each worker writes its shards.
@@ -162,9 +159,3 @@ class KeyedVariable(CompositeVariable, Saved):
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         copy_for_saving(self, object_map, self.numpy)
-
-    def __repr__(self) -> str:
-        return (
-            f"<KeyedVariable '{self.name}' shape={tuple(self.shape)} "
-            f"dtype={self.dtype.name}>"
-        )

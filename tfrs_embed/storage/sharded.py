@@ -111,9 +111,11 @@ class ShardedVariable(CompositeTable):
         self._replicas = replicas
         self._by_rank = dict(parts or {})
         self._copied = copied
-        self._exported = exported
+        if exported is not None:
+            self._exported = exported
         self._on_write = on_write
-        if replicas is None or replicas.workers == 1:
+        self._workers = 1 if replicas is None else replicas.workers
+        if replicas is None or self._workers == 1:
             return
         part = next(iter(self._by_rank.values()))
         self._row = tuple(shape[1:])
@@ -134,14 +136,6 @@ class ShardedVariable(CompositeTable):
     def shards(self) -> tuple[tf.Variable, ...]:
         """The variables of this process's replicas."""
         return tuple(self._variables)
-
-    @property
-    def _exported_variables(self) -> Sequence[tf.Variable]:
-        return self._variables if self._exported is None else self._exported
-
-    @property
-    def _workers(self) -> int:
-        return 1 if self._replicas is None else self._replicas.workers
 
     @property
     def nbytes(self) -> int:
@@ -241,7 +235,7 @@ class ShardedVariable(CompositeTable):
 
     def save(self, key: str, session: Session) -> None:
         """Writes the table; with several workers, each writes a part."""
-        if self._replicas is None or self._replicas.workers == 1:
+        if self._replicas is None or self._workers == 1:
             super().save(key, session)
             return
         writer = session.writer(self._replicas)
