@@ -33,12 +33,12 @@ def unit_of(widths: Iterable[int]) -> int:
 def collectives(
     words: float, floats: float, unit: int, element: int
 ) -> list[Collective]:
-    """A training step's collectives for all slices of all tables.
+    """Returns a step's collectives for all slices of all tables.
 
     Args:
         words: the words of the longest message of ids.
         floats: the numbers of the longest message of vectors.
-        unit: what `unit_of` returns.
+        unit: the result of `unit_of`.
         element: the bytes of a number of vectors and gradients.
     """
     vectors = element * unit * capacity_of(int(floats) // unit)

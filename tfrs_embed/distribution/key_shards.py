@@ -70,7 +70,7 @@ def _fold(z: tf.Tensor, by: int) -> tf.Tensor:
 
 
 def _unfold(z: tf.Tensor, by: int) -> tf.Tensor:
-    """The inverse of `_fold`, if 3 * by is at least 64."""
+    """Inverts `_fold`, if 3 * by is at least 64."""
     return _fold(_fold(z, by), 2 * by)
 
 

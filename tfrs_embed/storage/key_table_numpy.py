@@ -199,7 +199,7 @@ class _Table:
         self._unpublished: list[int] = []
 
     def info(self) -> np.ndarray:
-        """[12]: size, capacity, physical rows, statistics, unpublished."""
+        """Returns [12]: keys, capacity, rows, statistics, unpublished."""
         sizes = [self._live.shape[1], self._capacity, len(self._written)]
         last = [len(self._unpublished)]
         return np.concatenate([sizes, self._statistics, last])

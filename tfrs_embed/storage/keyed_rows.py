@@ -179,7 +179,7 @@ class KeyedRows:
         return [shard.key_table.moment() for shard in self.shards]
 
     def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
-        """Requires, with one worker, that the keys have not changed since.
+        """Requires that the keys have not changed, if there is one worker.
 
         One of several workers may not stop alone.
 

@@ -63,7 +63,7 @@ class KeyedShard:
             return self.key_table.check_vectors(found, vectors)
 
     def without_row(self) -> str:
-        """Says, after a key, that it has no row, and what would make room."""
+        """Returns an error's end about a key without a row: what makes room."""
         keys = self._table.keys
         assert keys is not None
         fingerprint = "the fingerprint of " * (keys.dtype == tf.string)

@@ -190,12 +190,12 @@ class ShardedVariable(CompositeTable):
                 yield part, row, by_rank[rank]
 
     def _sources(self) -> list[tuple[Part, tf.Variable]]:
-        """The parts to read here, with each row and column once."""
+        """Returns the parts to read here, with each row and column once."""
         parts = list(zip(self._parts, self._variables, strict=True))
         return parts[:1] if self._copied else parts
 
     def held(self) -> list[HeldRows]:
-        """The rows here; none if this process lacks columns of its rows."""
+        """Returns this process's rows; none if it lacks columns of its rows."""
         self._require_values()
         found = [self._held(*each) for each in self._sources()]
         if not found or all(part.columns is None for part in self._parts):
@@ -212,7 +212,7 @@ class ShardedVariable(CompositeTable):
         return [HeldRows(self.shape[0], size, gather)]
 
     def _held(self, part: Part, variable: tf.Variable) -> HeldRows:
-        """The rows of one part."""
+        """Returns the rows of one part."""
         row = self.shape[1:].as_list()
         if part.columns is not None:
             row = [part.columns[1] - part.columns[0]]

@@ -128,15 +128,12 @@ class Tables(Trackable, Mapping[str, TableState]):
         self._track_trackable(state, state.spec.name)
 
     def __getitem__(self, name: str) -> TableState:
-        """The state of the table `name`."""
         return self._states[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The tables' names."""
         return iter(self._states)
 
     def __len__(self) -> int:
-        """The number of tables."""
         return len(self._states)
 
     # Mappings compare by content and have no hash. TensorFlow tracks objects by
