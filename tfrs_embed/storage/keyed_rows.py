@@ -273,7 +273,7 @@ class KeyedRows:
                 candidates[shard_of_candidate == rank],
             )
         if self.replicas.workers > 1:
-            self._written, self._written_at = keys[kept], self.moment()
+            self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept
 
     def _choose_again(self) -> None:
