@@ -47,19 +47,13 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     """Yields a table's initial rows in order, block by block.
 
     A table of at most `BLOCK_ELEMENTS` numbers is one block: the initializer's
-    result. A larger table has blocks of equally many rows, and a rest. These
-    initializers make single blocks:
-
-    * TF's and Keras's constants of one number, and their random initializers.
-      The values differ from those of one call for the whole table; their
-      distribution does not.
-    * A callable with parameters named `partition_shape` and `partition_offset`,
-      as TF and Keras define them: it gets the table's shape, and returns the
-      rows of the block. A `**kwargs` is not enough, because most callables
-      ignore it.
-
-    Other initializers are called once for the whole table, which the host holds
-    until the last block is taken.
+    result. A larger table has blocks of equally many rows, and a rest. TF's and
+    Keras's constants and random initializers make single blocks; their values
+    differ from those of one call, their distribution does not. So do callables
+    with parameters named `partition_shape` and `partition_offset`, as TF and
+    Keras define them. (A `**kwargs` is not enough: most callables ignore it.)
+    Others are called once for the whole table, which the host holds until the
+    last block is taken.
 
     A seeded initializer of TF's or Keras's yields the same values each time, in
     every process. Without a seed, Keras's yields the same values within one
