@@ -180,17 +180,14 @@ def _memory_limit() -> int | None:
 
 
 def _devices() -> list[dict[str, Any]]:
-    return [
-        {"name": device.name, "type": device.device_type, **_details(device)}
-        for device in tf.config.list_physical_devices()
-    ]
-
-
-def _details(device: Any) -> dict[str, str]:
-    if device.device_type != "GPU":
-        return {}
-    details = tf.config.experimental.get_device_details(device)
-    return {name: str(value) for name, value in details.items()}
+    found = []
+    for device in tf.config.list_physical_devices():
+        facts = {"name": device.name, "type": device.device_type}
+        if device.device_type == "GPU":
+            details = tf.config.experimental.get_device_details(device)
+            facts |= {name: str(value) for name, value in details.items()}
+        found.append(facts)
+    return found
 
 
 def _tf_keras() -> dict[str, str | None]:

@@ -22,23 +22,22 @@ def limits(path: str, text: str) -> page.Part:
         for s in stacks
         if s.headroom_ids < 0 or s.headroom_unique_ids < 0
     ]
+    tables = sum(s.table_bytes for s in stacks)
+    buffers = sum(s.buffer_bytes for s in stacks)
     facts = (
         ("topology", report.topology),
         ("batches", f"{report.batches:,}"),
         ("tables", f"{len(report.tables):,}"),
         ("stacks", f"{len(stacks):,}"),
-        ("tables on a chip", format_bytes(sum(s.table_bytes for s in stacks))),
-        (
-            "buffers on a chip",
-            format_bytes(sum(s.buffer_bytes for s in stacks)),
-        ),
+        ("tables on a chip", format_bytes(tables)),
+        ("buffers on a chip", format_bytes(buffers)),
         ("stacks beyond limits", f"{len(exceeded):,}"),
     )
-    sections = (_loads(report), _memory(report), _tables(report))
+    sections = (_stacks(report), _tables(report))
     return page.Part("Limits", path, facts, sections, tuple(exceeded))
 
 
-def _loads(report: LimitsReport) -> page.Section:
+def _stacks(report: LimitsReport) -> page.Section:
     def used_ids(stack: StackLoad) -> float:
         return stack.max_ids / max(1, stack.max_ids + stack.headroom_ids)
 
@@ -63,6 +62,17 @@ def _loads(report: LimitsReport) -> page.Section:
             {s.stack: [s.load] for s in stacks},
             lambda v: f"{v:.2f}x",
         ),
+        pictures.bars(
+            "Memory of tables with slots, and of buffers, on each chip",
+            {
+                s.stack: [s.table_bytes, s.buffer_bytes]
+                for s in sorted(
+                    stacks, key=lambda s: -(s.table_bytes + s.buffer_bytes)
+                )
+            },
+            format_bytes,
+            ["tables and slots", "buffers"],
+        ),
     ]
     rows = [
         {
@@ -75,31 +85,12 @@ def _loads(report: LimitsReport) -> page.Section:
             "their headroom": f"{s.headroom_unique_ids:,}",
             "fullest core": str(s.fullest_sparse_core),
             "load": f"{s.load:.2f}x",
-        }
-        for s in stacks
-    ]
-    return page.section("Loads and limits", drawn, rows)
-
-
-def _memory(report: LimitsReport) -> page.Section:
-    stacks = sorted(
-        report.stacks, key=lambda s: -(s.table_bytes + s.buffer_bytes)
-    )
-    picture = pictures.bars(
-        "Tables, slots and buffers",
-        {s.stack: [s.table_bytes, s.buffer_bytes] for s in stacks},
-        format_bytes,
-        ["tables and slots", "buffers"],
-    )
-    rows = [
-        {
-            "stack": s.stack,
             "tables and slots": format_bytes(s.table_bytes),
             "buffers": format_bytes(s.buffer_bytes),
         }
         for s in stacks
     ]
-    return page.section("Memory on each chip", [picture], rows)
+    return page.section("Loads, limits and memory of stacks", drawn, rows)
 
 
 def _tables(report: LimitsReport) -> page.Section:
