@@ -1,9 +1,9 @@
 """Progress of long work: a bar on a terminal, lines in a log.
 
-Work of some seconds shows nothing. On a terminal and in a notebook, longer work
-shows a bar with its rate and the time left; elsewhere a line on stderr from
-time to time, or in absl's log if that shows infos. Of several workers only the
-first draws bars.
+Work of less than 3 seconds shows nothing. On a terminal and in a notebook,
+longer work shows a bar with its rate and the time left; elsewhere a line on
+stderr from time to time, or in absl's log if that shows infos. Of several
+workers only the first draws bars.
 
 `set_mode` decides for the process, also for work without an argument for it, as
 checkpoints that a callback saves. The environment variable

@@ -266,27 +266,24 @@ def takes_any_id(hashing: Hashing) -> bool:
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
     """Returns the number of remainders; a ValueError if rows are too few."""
-    count, given = hashing.num_categories, hashing.num_collisions
-    if given is not None:
-        need = given + -(-count // given)
-        if need > rows:
-            raise ValueError(
-                f"QuotientRemainder needs {need} rows, {given} for remainders "
-                f"and {need - given} for quotients of {count} categories; the "
-                f"table has {rows}."
-            )
-        return given
-    # m + ceil(count / m) rows are fewest about the square root.
-    middle = math.isqrt(count)
-    least = min(m + -(-count // m) for m in (middle, middle + 1))
-    if least > rows:
+    count, collisions = hashing.num_categories, hashing.num_collisions
+
+    def needed(collisions: int) -> int:
+        return collisions + -(-count // collisions)
+
+    if collisions is None:
+        # The number of rows is least about the square root.
+        middle = math.isqrt(count)
+        best = min(middle, middle + 1, key=needed)
+        smaller = range(-(-count // rows), best)
+        collisions = next((m for m in smaller if needed(m) <= rows), best)
+    need = needed(collisions)
+    if need > rows:
         raise ValueError(
-            f"QuotientRemainder of {count} categories needs at least {least} "
-            f"rows; the table has {rows}."
+            f"QuotientRemainder needs {need} rows, {collisions} for remainders "
+            f"and {need - collisions} for quotients of {count} categories; the "
+            f"table has {rows}."
         )
-    collisions = -(-count // rows)
-    while collisions + -(-count // collisions) > rows:
-        collisions += 1
     return collisions
 
 

@@ -221,9 +221,11 @@ class AdagradMomentum(UpdateRule):
 
     The accumulator is that of Duchi, Hazan & Singer 2011, "Adaptive Subgradient
     Methods for Online Learning and Stochastic Optimization", or a moving
-    average: a = a + g^2 if beta2 == 1 else beta2 a + (1 - beta2) g^2; s = (a +
-    epsilon)^(-1/exponent) g; m = momentum m + s; w -= rate (momentum m + s if
-    use_nesterov else m).
+    average:
+
+    a = a + g^2 if beta2 == 1 else beta2 a + (1 - beta2) g^2;
+    s = (a + epsilon)^(-1/exponent) g; m = momentum m + s;
+    w -= rate (momentum m + s if use_nesterov else m).
     """
 
     momentum: float = 0.0
