@@ -418,7 +418,7 @@ def test_bad_declarations(make, error, text):
         (None, ["a"], TypeError, "got string. FeatureConfig.hashing=..."),
         (HASHINGS["mult"], ["a"], TypeError, "got string. hashed=True"),
         (Hash(), [0.5], TypeError, "integers or strings, got float64"),
-        (Hash(padding_value=0), ["a"], TypeError, "padding_value=0 .* string"),
+        (Hash(padding_value=0), ["a"], TypeError, "string .* padding_value=0"),
         (
             HASHINGS["mult"],
             [-1],

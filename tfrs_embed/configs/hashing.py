@@ -280,9 +280,9 @@ def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
     need = needed(collisions)
     if need > rows:
         raise ValueError(
-            f"QuotientRemainder needs {need} rows, {collisions} for remainders "
-            f"and {need - collisions} for quotients of {count} categories; the "
-            f"table has {rows}."
+            f"QuotientRemainder needs at least {need} rows, {collisions} for "
+            f"remainders and {need - collisions} for quotients of {count} "
+            f"categories; the table has {rows}."
         )
     return collisions
 
