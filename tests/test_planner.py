@@ -1190,7 +1190,7 @@ WRONG = [
         {},
         "Feature 'f1' .table 't1'.: hot",
     ),
-    ("hotness", (TWO, {"f0": 1, "f1": math.nan}), {}, "above 0, got nan"),
+    ("hotness", (TWO, {"f0": 1, "f1": math.nan}), {}, "be finite, got nan"),
     ("keys", (TWO, {"f0": 1}), {}, r"missing keys \['f1'\]"),
     ("keys", (TWO, {"f0": 1, "f1": 1, "f2": 1}), {}, r"unknown keys \['f2'\]"),
     ("keys", (list(TWO.values()), {"a": 1}), {}, r"keys \['a'\]"),
@@ -1589,7 +1589,7 @@ def test_the_command(tmp_path, capsys):
         (["features", 1, "hotness"], -1, "config.features[1]: Feature 'movie'"),
         (["features", 1, "hotness"], ..., "config.features[1] lacks"),
         (["features", 0], ..., "tables[0] ('users') has no feature"),
-        (["zipf_exponent"], -2, "zipf_exponent must be a number >= 0"),
+        (["zipf_exponent"], -2, "zipf_exponent must be at least 0"),
         (["optimizer"], "sdg", "unknown optimizer 'sdg'"),
     ],
 )

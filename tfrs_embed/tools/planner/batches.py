@@ -114,10 +114,9 @@ def _sparse(value: Any) -> Bags:
     shape = np.asarray(value.dense_shape, np.int64)
     order = np.argsort(indices[:, 0], kind="stable")
     lengths = np.bincount(indices[:, 0], minlength=int(shape[0]))
-    splits = np.concatenate([[0], np.cumsum(lengths)])
-    return Bags(
-        np.asarray(value.values)[order], splits, math.prod(shape[1:-1]), True
-    )
+    splits = np.cumsum([0, *lengths])
+    values = np.asarray(value.values)[order]
+    return Bags(values, splits, math.prod(shape[1:-1]), True)
 
 
 def _lists(value: Any, where: str) -> Bags:
@@ -130,12 +129,9 @@ def _lists(value: Any, where: str) -> Bags:
             )
         rows.append(array)
     lengths = [len(row) for row in rows]
-    return Bags(
-        np.concatenate([r for r in rows if len(r)] or [np.zeros(0, np.int64)]),
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        1,
-        len(set(lengths)) > 1,
-    )
+    filled = [row for row in rows if len(row)] or rows[:1]
+    splits = np.cumsum([0, *lengths], dtype=np.int64)
+    return Bags(np.concatenate(filled), splits, 1, len(set(lengths)) > 1)
 
 
 def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
@@ -154,12 +150,8 @@ def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
     )
     per_sample = math.prod(array.shape[1:])
     bags = math.prod(array.shape[1:-1]) if combined else per_sample
-    return Bags(
-        array.reshape(-1),
-        np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample,
-        bags,
-        False,
-    )
+    splits = np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample
+    return Bags(array.reshape(-1), splits, bags, False)
 
 
 def _sequences(bags: Bags, length: int) -> Bags:
@@ -168,12 +160,9 @@ def _sequences(bags: Bags, length: int) -> Bags:
         bags.splits[:-1], np.diff(bags.splits)
     )
     lengths = np.minimum(np.diff(bags.splits), length)
-    return Bags(
-        bags.values[position < length],
-        np.concatenate([[0], np.cumsum(lengths)]),
-        length,
-        bool((lengths < length).any()),
-    )
+    ragged = bool((lengths < length).any())
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    return Bags(bags.values[position < length], splits, length, ragged)
 
 
 def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:

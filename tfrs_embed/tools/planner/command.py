@@ -7,7 +7,6 @@ import pathlib
 from typing import Any
 
 from tfrs_embed.configs.hardware import hardware, parse_bytes
-from tfrs_embed.configs.plan import Plan
 from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
@@ -24,11 +23,7 @@ from tfrs_embed.tools.planner.shortage import TablesDontFit
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to what `add_subparsers` returned."""
     parser = add_command(
         commands,
         "plan",
@@ -49,7 +44,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--topology",
-        type=checked(_topology),
+        type=checked(hardware),
         default="8xA100",
         metavar="HOST",
         help="accelerators of a host, such as 8xA100 or 4xH100, or cpu "
@@ -82,22 +77,21 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _topology(text: str) -> str:
-    hardware(text)  # Checks it.
-    return text
-
-
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Args:
-        args: the arguments.
-
-    Returns:
-        The process's exit status: 1 if the tables don't fit.
-    """
+    """Runs the command; returns the exit status, 1 if the tables don't fit."""
     try:
-        made = _plan(args)
+        model = model_file.read(args.config)
+        made = plan(
+            model.feature_config(),
+            {f.name: f.hotness for f in model.features},
+            replicas=args.replicas,
+            memory_per_replica=args.memory,
+            topology=args.topology,
+            optimizer=model.optimizer,
+            batch_size=model.batch_size,
+            zipf_exponent=model.zipf_exponent,
+            communication_dtype=model.communication_dtype,
+        )
     except TablesDontFit as error:
         return fail(error, FAILED)
     except (TypeError, ValueError) as error:
@@ -111,18 +105,3 @@ def run(args: argparse.Namespace) -> int:
         return fail(error, FAILED)
     print(made.to_json() if args.json else made)
     return FINE
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    model = model_file.read(args.config)
-    return plan(
-        model.feature_config(),
-        {f.name: f.hotness for f in model.features},
-        replicas=args.replicas,
-        memory_per_replica=args.memory,
-        topology=args.topology,
-        optimizer=model.optimizer,
-        batch_size=model.batch_size,
-        zipf_exponent=model.zipf_exponent,
-        communication_dtype=model.communication_dtype,
-    )

@@ -157,13 +157,7 @@ def of_copy(demand: Demand) -> tuple[float, float]:
 
 
 def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
-    """Seconds to send bytes inside hosts and between them at the same time.
-
-    Args:
-        sent: the exchange's `passed_bytes`.
-        replicas: the number of replicas.
-        hardware: the replicas' hardware.
-    """
+    """Seconds to send bytes inside hosts and between them at the same time."""
     peers = replicas - 1
     if not peers:
         return 0.0

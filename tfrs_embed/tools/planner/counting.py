@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,33 +18,29 @@ class _Counter:
     """Counts ids; takes memory for each different id."""
 
     def __init__(self) -> None:
-        self._ids = np.zeros(0, np.int64)
-        self._counts = np.zeros(0, np.int64)
-        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._size = 0
+        empty = np.zeros(0, np.int64)
+        # Ids and their counts: of merged batches, then of one batch each.
+        self._parts: list[Any] = [(empty, empty)]
+        self._waiting = 0
 
     def add(self, ids: np.ndarray) -> None:
-        unique, counts = np.unique(ids.astype(np.int64), return_counts=True)
-        self._waiting.append((unique, counts))
-        self._size += unique.size
-        if self._size > max(_MOST_WAITING, self._ids.size):
+        self._parts.append(np.unique(ids.astype(np.int64), return_counts=True))
+        self._waiting += self._parts[-1][0].size
+        if self._waiting > max(_MOST_WAITING, self._parts[0][0].size):
             self._merge()
 
-    def _merge(self) -> None:
-        parts = [(self._ids, self._counts), *self._waiting]
-        ids, counts = (
-            np.concatenate(each) for each in zip(*parts, strict=True)
-        )
-        self._ids, index = np.unique(ids, return_inverse=True)
-        self._counts = np.zeros(self._ids.size, np.int64)
-        np.add.at(self._counts, index, counts)
-        self._waiting, self._size = [], 0
+    def _merge(self) -> tuple[np.ndarray, np.ndarray]:
+        ids, counts = map(np.concatenate, zip(*self._parts, strict=True))
+        ids, index = np.unique(ids, return_inverse=True)
+        total = np.zeros(ids.size, np.int64)
+        np.add.at(total, index, counts)
+        self._parts, self._waiting = [(ids, total)], 0
+        return ids, total
 
     def most_frequent(self, number: int) -> tuple[int, ...]:
         """Returns the most frequent ids, of equally frequent ids the lower."""
-        self._merge()
-        order = np.argsort(-self._counts, kind="stable")[:number]
-        return tuple(self._ids[order].tolist())
+        ids, counts = self._merge()
+        return tuple(ids[np.argsort(-counts, kind="stable")[:number]].tolist())
 
 
 def count_hot_rows(

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.compat.arguments import integer
+from tfrs_embed.compat.arguments import integer, number
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, TableSpec
 from tfrs_embed.tools.planner import batches as batch_readers
@@ -36,20 +36,9 @@ def table_usage(
     exponent: float,
     progress: bool = True,
 ) -> dict[str, TableUsage]:
-    """Reads each table's use from the arguments of `planning.plan`.
+    """Returns each table's use, given a hotness or batches.
 
-    Args:
-        spec: the configuration.
-        given: a hotness, or batches.
-        replicas: the number of replicas.
-        batch_size: samples of one replica, with a hotness; else None.
-        exponent: the Zipf law's exponent, with a hotness.
-        progress: whether to show how many batches were read.
-
-    Raises:
-        ValueError: a value is out of its range, names no feature, or
-            contradicts another.
-        TypeError: a value is of the wrong kind.
+    The other arguments, and the errors, are those of `planning.plan`.
     """
     hotness = _hotness(spec, given)
     if hotness is not None:
@@ -72,7 +61,6 @@ def table_usage(
         lookups = [each for _, each in _lookups(spec, table)]
         usage[table.name] = measured_usage(
             table,
-            lookups,
             [[bags[each] for each in lookups] for bags in read],
             replicas,
             counted.get(table.name, table.hot_rows),  # type: ignore[arg-type]
@@ -106,10 +94,7 @@ def _expected(
             "replica."
         )
     size = integer(batch_size, "batch_size")
-    if not _is_number(exponent) or not math.isfinite(exponent) or exponent < 0:
-        raise ValueError(
-            f"zipf_exponent must be a number >= 0, got {exponent!r}."
-        )
+    exponent = number(exponent, "zipf_exponent", positive=False)
     usage = {}
     for table in spec.tables:
         if isinstance(table.hot_rows, int):
@@ -129,7 +114,7 @@ def _expected(
             ],
             [hotness[i] for i, _ in lookups],
             size,
-            float(exponent),
+            exponent,
             replicas,
             table.hot_rows,
         )
@@ -155,17 +140,10 @@ def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
             return None  # One batch.
     else:
         return None
-    for feature, value in zip(spec.features, flat, strict=True):
-        if not _is_number(value):
-            raise TypeError(
-                f"{feature}: hotness must be a number, as that of other "
-                f"features, got {type(value).__name__}."
-            )
-        if not math.isfinite(value) or value <= 0:
-            raise ValueError(
-                f"{feature}: hotness must be a number above 0, got {value!r}."
-            )
-    return [float(value) for value in flat]
+    return [
+        number(value, f"{feature}: hotness")
+        for feature, value in zip(spec.features, flat, strict=True)
+    ]
 
 
 def _by_feature(
@@ -209,23 +187,19 @@ def read_batches(
     """
     if isinstance(given, Mapping):
         given = [given]
-    tensors = (
-        np.ndarray,
-        tf.Tensor,
-        tf.RaggedTensor,
-        tf.SparseTensor,
-        str,
-        bytes,
-    )
-    if isinstance(given, tensors) or not isinstance(given, Iterable):
+    if (
+        tf.is_tensor(given)
+        or isinstance(given, (np.ndarray, str, bytes))
+        or not isinstance(given, Iterable)
+    ):
         hotness = "a number, a dict with a number for each feature, or "
         raise TypeError(
             f"{what} must be {hotness * ('hotness' in what)}a list or dataset "
             f"of global batches, got {type(given).__name__}."
         )
-    number = -1
-    for number, batch in enumerate(given):
-        where = f"batches[{number}]"
+    index = -1
+    for index, batch in enumerate(given):
+        where = f"batches[{index}]"
         if isinstance(batch, Mapping):
             leaves = _by_feature(spec, batch, what)
         else:
@@ -242,5 +216,5 @@ def read_batches(
         if not any(bags.samples for bags in read.values()):
             raise ValueError(f"{where} has no samples.")
         yield read
-    if number < 0:
+    if index < 0:
         raise ValueError(f"{what} has no batches.")

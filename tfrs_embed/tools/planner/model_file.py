@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tfrs_embed.compat import strict_json
+from tfrs_embed.compat.arguments import number
 from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.configs.types import CommunicationDtype
 from tfrs_embed.tools.command_line import InputError
@@ -46,11 +47,7 @@ class Feature:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a feature's name must not be empty.")
-        if self.hotness <= 0:
-            raise ValueError(
-                f"Feature '{self.name}': hotness must be above 0, got "
-                f"{self.hotness:g}."
-            )
+        number(self.hotness, f"Feature '{self.name}': hotness")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,41 +203,40 @@ def _plan(
     sent_as: str,
 ) -> Plan:
     """Makes the plan of the found choice and of others, by name."""
-    different: dict[str, Found] = {}
-    seen = {found.choice}
+    # Each other choice by its first name.
+    names = {found.choice: ""}
     for name, each in others.items():
-        if each.choice not in seen:
-            seen.add(each.choice)
-            different[name] = each
+        names.setdefault(each.choice, name)
     prediction = found.prediction
     sent = prediction.exchange.bytes
-    return Plan(
-        replicas=search.replicas,
-        hardware=search.hardware,
-        memory_per_replica=search.limit,
-        batch_size=samples,
-        tables=tuple(
+    tables = []
+    for i, (table, demand, place) in enumerate(
+        zip(spec.tables, search.demands, found.places, strict=True)
+    ):
+        features = [f.name for f in spec.features if f.table is table]
+        tables.append(
             TablePlan(
-                table=demand.name,
+                table=table.name,
                 rows=demand.rows,
                 dim=demand.dim,
                 bytes=demand.bytes,
-                features=tuple(
-                    f.name for f in spec.features if f.table is table
-                ),
+                features=tuple(features),
                 hotness=demand.usage.hotness,
                 unique_share=demand.usage.unique_share,
                 placement=place.placement,  # type: ignore[arg-type]
                 ranks=place.ranks,
                 reason=_reason(search, found, i),
                 hot_rows=tuple(sorted(place.hot_rows)),
-                optimizer=rule_name(optimizers[demand.name]),
+                optimizer=rule_name(optimizers[table.name]),
                 dtype=table.dtype,
             )
-            for i, (demand, place, table) in enumerate(
-                zip(search.demands, found.places, spec.tables, strict=True)
-            )
-        ),
+        )
+    return Plan(
+        replicas=search.replicas,
+        hardware=search.hardware,
+        memory_per_replica=search.limit,
+        batch_size=samples,
+        tables=tuple(tables),
         per_replica=tuple(
             ReplicaPlan(rank, int(size), sent, float(lookups))
             for rank, (size, lookups) in enumerate(
@@ -250,13 +249,14 @@ def _plan(
         imbalance=prediction.imbalance,
         alternatives=tuple(
             PlanAlternative(
-                name=name,
-                seconds=each.seconds,
-                sent_bytes=each.prediction.exchange.bytes,
-                bytes=each.most,
-                fits=search.fits(each),
+                name,
+                each.seconds,
+                each.prediction.exchange.bytes,
+                each.most,
+                search.fits(each),
             )
-            for name, each in different.items()
+            for name, each in others.items()
+            if names[each.choice] == name
         ),
         communication_dtype=sent_as,  # type: ignore[arg-type]
     )

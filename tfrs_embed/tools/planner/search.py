@@ -384,16 +384,15 @@ class Search:
         if trials > _MOST_SWAPS:
             return found
         rows, copies, _ = self.parts(found.choice)
-        better = True
-        while better:
-            better = False
+        while True:
             for owners in _other_owners(found.owners, slices, self.replicas):
                 part = self.model.slices.part(owners)
                 other = self._found_at(found.choice, rows, owners, part, copies)
                 if other.key < found.key:
-                    found, better = other, True
+                    found = other
                     break
-        return found
+            else:
+                return found
 
 
 def _with(choice: Choice, index: int, candidate: int) -> Choice:

@@ -33,7 +33,6 @@ class FeatureUsage:
     """The use of a feature in one replica's part of a batch.
 
     Attributes:
-        feature: the feature's name.
         samples: the mean number of samples.
         ids: the mean number of ids.
         most_bags: the largest number of bags.
@@ -41,7 +40,6 @@ class FeatureUsage:
         ragged: whether bags differ in the number of their ids.
     """
 
-    feature: str
     samples: float
     ids: float
     most_bags: int
@@ -193,7 +191,7 @@ def expected_usage(
     replicas: int,
     hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
-    """Computes the expected use of a table from a hotness.
+    """Computes the expected use of a table from the hotness of its features.
 
     Args:
         table: the table.
@@ -202,8 +200,7 @@ def expected_usage(
         batch_size: the samples of one replica.
         exponent: the Zipf law's exponent.
         replicas: the number of replicas.
-        hot_rows: the rows that may have copies, assumed to be the most
-            frequent ones.
+        hot_rows: rows that may have copies, assumed to be the most frequent.
     """
     used = []
     for feature, each in zip(features, hotness, strict=True):
@@ -214,7 +211,6 @@ def expected_usage(
             bags *= math.prod(d or 1 for d in feature.output_shape[1:])
         used.append(
             FeatureUsage(
-                feature=feature.name,
                 samples=float(batch_size),
                 ids=batch_size * each,
                 most_bags=bags,
@@ -246,38 +242,29 @@ def expected_usage(
 
 def measured_usage(
     table: TableSpec,
-    features: Sequence[FeatureSpec],
     batches: Sequence[Sequence[Bags]],
     replicas: int,
     hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
     """Measures the use of a table in batches, divided among replicas.
 
-    Args:
-        table: the table.
-        features: the table's features.
-        batches: for each global batch, the ids of each of these features.
-        replicas: the number of replicas.
-        hot_rows: the rows that may have copies.
+    Each of the global batches has the ids of each of the table's features.
     """
     parts = [
         [bags.part(rank, replicas) for bags in of_features]
         for rank in range(replicas)
         for of_features in batches
     ]
-    used = []
-    for i, feature in enumerate(features):
-        all_parts = [part[i] for part in parts]
-        used.append(
-            FeatureUsage(
-                feature=feature.name,
-                samples=statistics.fmean(p.samples for p in all_parts),
-                ids=statistics.fmean(p.values.size for p in all_parts),
-                most_bags=max(p.bags for p in all_parts),
-                most_ids=max(p.values.size for p in all_parts),
-                ragged=any(p.ragged for p in all_parts),
-            )
+    used = [
+        FeatureUsage(
+            samples=statistics.fmean(p.samples for p in of_feature),
+            ids=statistics.fmean(p.values.size for p in of_feature),
+            most_bags=max(p.bags for p in of_feature),
+            most_ids=max(p.values.size for p in of_feature),
+            ragged=any(p.ragged for p in of_feature),
         )
+        for of_feature in zip(*parts, strict=True)
+    ]
     owned, cold = np.zeros(replicas), np.zeros(replicas)
     counts, known = [], 0.0
     hot_ids = np.asarray(hot_rows, np.int64)
