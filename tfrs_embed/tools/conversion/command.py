@@ -1,7 +1,4 @@
-"""The command line: `tfrs-embed checkpoint`.
-
-`python -m tfrs_embed.checkpoint` is another name of it.
-"""
+"""The command line: `tfrs-embed checkpoint`, or `-m tfrs_embed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from tfrs_embed.tools.command_line import (
     integer,
 )
 from tfrs_embed.tools.conversion import convert, paths, reading
-from tfrs_embed.tools.conversion.contents import Contents, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
 _DESCRIPTION = (
@@ -42,14 +39,7 @@ _MOST_OTHERS = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        arguments: those of the command line; None: the process's.
-
-    Returns:
-        The process's exit status.
-    """
+    """Runs `python -m tfrs_embed.checkpoint`; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tfrs_embed.checkpoint",
         description=f"{_DESCRIPTION} It is tfrs-embed checkpoint.",
@@ -61,11 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to `commands`, which `add_subparsers` returned."""
     _add_actions(
         add_command(
             commands,
@@ -77,10 +63,10 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _ending(
+def _with_status(
     work: Callable[[argparse.Namespace], None],
 ) -> Callable[[argparse.Namespace], int]:
-    """What does the work, and returns the process's exit status."""
+    """Wraps a command's work: errors become messages and exit statuses."""
 
     def run(args: argparse.Namespace) -> int:
         try:
@@ -121,7 +107,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON instead of tables"
     )
     _add_shared(inspect)
-    inspect.set_defaults(run=_ending(_inspect))
+    inspect.set_defaults(run=_with_status(_inspect))
     converts = add_command(
         commands,
         "convert",
@@ -171,7 +157,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         help="the number of updates made, where the source doesn't tell it",
     )
     _add_shared(converts)
-    converts.set_defaults(run=_ending(_convert))
+    converts.set_defaults(run=_with_status(_convert))
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
@@ -187,19 +173,18 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: Statistics of the columns of the i-th table of a checkpoint, by name.
+_Measured = Mapping[tuple[int, str], Statistics]
+
+
 def _inspect(args: argparse.Namespace) -> None:
     contents = reading.read(args.source, args.dim)
-    columns = [
-        (table, name, column)
-        for table in contents.tables
-        for name, column in table.columns.items()
-    ]
+    measured = {}
     with _task("Reading", contents, args) as task:
-        measured = {
-            (id(table), name): measure(column, task.advance)
-            for table, name, column in columns
-        }
-        # Of these a damaged file is all that there is to find.
+        for i, table in enumerate(contents.tables):
+            for name, column in table.columns.items():
+                measured[i, name] = measure(column, task.advance)
+        # Keys and counters have no statistics: reading finds damaged files.
         for table in contents.tables:
             for column in table.parts.values():
                 for start, size in blocks(column.shape, column.dtype):
@@ -211,10 +196,14 @@ def _inspect(args: argparse.Namespace) -> None:
         print("\n".join(_as_text(contents, measured)))
 
 
-_Measured = Mapping[tuple[int, str], Statistics]
-
-
 def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
+    def described(column: Column) -> dict[str, Any]:
+        return {
+            "shape": column.shape,
+            "dtype": column.dtype.name,
+            "bytes": column.nbytes,
+        }
+
     return {
         "path": contents.path,
         "format": contents.format,
@@ -226,25 +215,16 @@ def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
                 "dim": table.shape[1],
                 "keys": table.keys is not None,
                 "learning_rate": table.learning_rate,
-                "parts": {
-                    name: {
-                        "shape": column.shape,
-                        "dtype": column.dtype.name,
-                        "bytes": column.nbytes,
-                    }
-                    for name, column in table.parts.items()
-                },
+                "parts": {n: described(c) for n, c in table.parts.items()},
                 "columns": {
                     name: {
-                        "shape": column.shape,
-                        "dtype": column.dtype.name,
-                        "bytes": column.nbytes,
-                        **dataclasses.asdict(measured[id(table), name]),
+                        **described(column),
+                        **dataclasses.asdict(measured[i, name]),
                     }
                     for name, column in table.columns.items()
                 },
             }
-            for table in contents.tables
+            for i, table in enumerate(contents.tables)
         ],
         "steps": contents.steps,
         "others": [dataclasses.asdict(other) for other in contents.others],
@@ -271,13 +251,12 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
     head = ["table", "by", "values", "rows", "dim", "dtype"]
     head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
     lines, total = [], 0
-    for table in tables:
-        for name, column in {**table.columns, **table.parts}.items():
+    for i, table in enumerate(tables):
+        first = [table.path, "keys" if table.keys else "ids"]
+        for name, column in table.all_columns.items():
             total += column.nbytes
-            first = name == next(iter(table.columns))
             line = [
-                table.path if first else "",
-                ("keys" if table.keys else "ids") if first else "",
+                *first,
                 name,
                 f"{column.shape[0]:,}",
                 str(math.prod(column.shape[1:])),
@@ -285,7 +264,7 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
                 format_bytes(column.nbytes),
             ]
             if name in table.columns:
-                found = measured[id(table), name]
+                found = measured[i, name]
                 line += [
                     f"{found.norm:.6g}",
                     f"{found.mean_row_norm:.4g}",
@@ -295,6 +274,7 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
                     f"{found.inf:,}",
                 ]
             lines.append([*line, *[""] * (len(head) - len(line))])
+            first = ["", ""]
     last = ["total"] + [""] * (len(head) - 1)
     last[head.index("size")] = format_bytes(total)
     return text_table(head, lines, ("table", "by", "values", "dtype"), last)
@@ -304,13 +284,8 @@ def _others_as_text(contents: Contents) -> list[str]:
     others = sorted(contents.others, key=lambda other: -other.nbytes)
     shown, hidden = others[:_MOST_OTHERS], others[_MOST_OTHERS:]
     lines = [
-        [
-            other.name,
-            str(list(other.shape)),
-            other.dtype,
-            format_bytes(other.nbytes),
-        ]
-        for other in shown
+        [o.name, str(list(o.shape)), o.dtype, format_bytes(o.nbytes)]
+        for o in shown
     ]
     if hidden:
         size = format_bytes(math.fsum(other.nbytes for other in hidden))
@@ -325,10 +300,7 @@ def _quoted(layer: str) -> str:
 
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
-    if args.to == "checkpoint":
-        paths.check_new_checkpoint(destination)
-    else:
-        convert.check_new_folder(destination)
+    convert.check_destination(destination, args.to)
     contents = reading.read(args.source, args.dim)
     if not contents.tables:
         raise InputError(
@@ -336,7 +308,7 @@ def _convert(args: argparse.Namespace) -> None:
             "TPU embeddings, of keras_rs, of Keras, or of SOK."
         )
     tables = dict(_pair(text, "--table") for text in args.table)
-    contents = convert.for_training(contents)
+    contents = convert.without_scales(contents)
     contents = convert.rename_tables(contents, tables, args.ids)
     contents = convert.rename_layers(contents, _layers(args.layer, contents))
     if args.to == "checkpoint":
@@ -345,8 +317,7 @@ def _convert(args: argparse.Namespace) -> None:
         raise InputError("--step: SOK's files have none.")
     else:
         contents = convert.as_float32(contents)
-    left: list[str] = []
-    # Saving is a part of it, and shows nothing.
+    # The bar of saving would be a second one.
     with _task("Converting", contents, args) as task, progress.off():
         if args.to == "checkpoint":
             left = convert.write_checkpoint(contents, destination, task.advance)
@@ -364,13 +335,14 @@ def _task(
     total = sum(
         column.nbytes
         for table in contents.tables
-        for column in (*table.columns.values(), *table.parts.values())
+        for column in table.all_columns.values()
     )
     name = os.path.basename(contents.path.rstrip("/"))
     return progress.Task(verb, f"'{name}'", total, show=not args.no_progress)
 
 
 def _layers(given: Sequence[str], contents: Contents) -> dict[str, str]:
+    """The new paths of layers by their old ones."""
     if len(given) == 1 and "=" not in given[0]:
         tables = contents.tables
         ours = [table for table in tables if not table.of_keras]
@@ -392,6 +364,7 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
+    """Prints what was written, and on stderr what was not."""
     for table in contents.tables:
         rows, dim = table.shape
         columns = [

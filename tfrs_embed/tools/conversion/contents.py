@@ -1,27 +1,27 @@
-"""The contents of a checkpoint, whoever wrote it: tables as rows by name."""
+"""The tables of a checkpoint, whichever library wrote it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+from tfrs_embed.ops.update import PARAMETERS
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A table's parameters, a slot, its keys or their counters.
+    """The values of one variable, read in blocks of rows.
 
     Attributes:
-        shape: [rows, dim], or [rows] if there is a number for each row.
-        read: returns rows, given the first one's index and how many: float32,
-            or int64 of keys and counters.
-        dtype: what these are of, and what a checkpoint of this package has: of
-            this package's own tables the one in the checkpoint.
+        shape: [rows, dim]; [rows]; or [] for a number.
+        read: returns rows, given the first row's index and the number of rows:
+            float32 for floating dtypes, else the variable's dtype.
+        dtype: the dtype that a converted checkpoint has.
     """
 
     shape: tuple[int, ...]
@@ -30,12 +30,26 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """Bytes of all values."""
         return self.nbytes_of(self.shape[0])
 
     def nbytes_of(self, rows: int) -> int:
-        """Bytes of some of its rows."""
+        """Bytes of `rows` rows."""
         return self.dtype.size * rows * math.prod(self.shape[1:])
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the values may be a table's: [rows, dim] of floats."""
+        shape = self.shape
+        return len(shape) == 2 and shape[1] > 0 and self.dtype.is_floating
+
+    def as_dtype(self, dtype: tf.DType) -> Column:
+        """The same values, converted to another dtype."""
+        return dataclasses.replace(self, dtype=dtype)
+
+    def number(self) -> int | float:
+        """The value of a variable of shape []."""
+        return self.read(0, 1).item()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,28 +58,27 @@ class Table:
 
     Attributes:
         layer: the path of its layer among the saved objects.
-        name: its name; "" for that of a layer that has only one.
-        columns: parameters and slots by name, of equal shapes, but for slots
-            that have a number for each row.
-        keys: the rows' keys, [rows] int64; None: the rows' numbers are ids.
-        counters: of keys that come and go the frequency and the last use,
-            [rows] int64, and the candidates, [c, 3] int64, by name.
-        learning_rate: that of its optimizer; None: it is not known.
-        of_keras: whether it is the variable of a Keras Embedding layer, which
-            is saved as "<layer>/embeddings", and its slots elsewhere.
+        name: its name; "" for the only table of an All2AllDenseEmbedding.
+        columns: parameters and slots by name. Their shape is [rows, dim]; a
+            slot with one number for each row has [rows].
+        parts: int64 columns of a table of keys by name: the rows' keys, their
+            frequency and last use, [rows], and candidates, [c, 3]. Without
+            keys, ids are the rows' numbers.
+        learning_rate: the optimizer's rate; None: unknown.
+        of_keras: whether it is the variable of a Keras Embedding layer. Such a
+            variable is saved as "<layer>/embeddings".
     """
 
     layer: str
     name: str
     columns: Mapping[str, Column]
-    keys: Column | None = None
-    counters: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, Column] = dataclasses.field(default_factory=dict)
     learning_rate: float | None = None
     of_keras: bool = False
 
     @property
     def path(self) -> str:
-        """Its place among the saved objects, for messages."""
+        """The table's path among the saved objects, for messages."""
         return "/".join(part for part in (self.layer, self.name) if part)
 
     @property
@@ -75,10 +88,43 @@ class Table:
         return rows, dim
 
     @property
-    def parts(self) -> dict[str, Column]:
-        """The keys and their counters by name; empty if it has ids."""
-        keys = {} if self.keys is None else {KEYS: self.keys}
-        return {**keys, **self.counters}
+    def all_columns(self) -> dict[str, Column]:
+        """`columns` and `parts`."""
+        return {**self.columns, **self.parts}
+
+    @property
+    def keys(self) -> Column | None:
+        """The rows' keys, or None."""
+        return self.parts.get(KEYS)
+
+    @property
+    def counters(self) -> dict[str, Column]:
+        """`parts` without the keys."""
+        return {name: part for name, part in self.parts.items() if name != KEYS}
+
+    def check_shapes(self) -> None:
+        """Checks that the columns fit together.
+
+        Raises:
+            ValueError: there are no parameters, or a slot, the keys or a
+                counter has another number of rows or another width.
+        """
+        if PARAMETERS not in self.columns:
+            raise ValueError(f"Table '{self.path}' has no parameters.")
+        shape = self.columns[PARAMETERS].shape
+        for name, column in self.columns.items():
+            if column.shape not in (shape, shape[:1]):
+                raise ValueError(
+                    f"Table '{self.path}' has parameters of shape "
+                    f"{list(shape)}, but {name} of shape {list(column.shape)}."
+                )
+        for name, column in self.parts.items():
+            expected = (column.shape[0], 3) if name == CANDIDATES else shape[:1]
+            if column.shape != expected:
+                raise ValueError(
+                    f"Table '{self.path}' has {shape[0]} rows, but {name} of "
+                    f"shape {list(column.shape)}."
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +149,12 @@ class Contents:
     """The contents of a checkpoint.
 
     Attributes:
-        path: where it is.
-        format: who writes such checkpoints, in words.
+        path: the checkpoint's path.
+        format: the libraries that wrote it, in words.
         tables: the tables.
         steps: the number of updates by the layer's path, where it is known.
         others: variables that belong to no table.
-        notes: what a reader of this should know, a sentence each.
+        notes: sentences for the reader.
     """
 
     path: str
@@ -119,29 +165,31 @@ class Contents:
     notes: tuple[str, ...] = ()
 
 
-def check_shapes(table: Table) -> None:
-    """Checks that a table's columns go together.
+@dataclasses.dataclass
+class Found:
+    """Collects the tables of a checkpoint, which each library's `find` adds.
 
-    Args:
-        table: the table.
-
-    Raises:
-        ValueError: it has no parameters, or a slot, the keys or a counter has
-            another shape.
+    Attributes:
+        path: the checkpoint's path.
+        tables: the tables.
+        steps: the number of updates by the layer's path.
+        taken: the paths of the tables' variables.
+        notes: sentences for the reader.
     """
-    if "parameters" not in table.columns:
-        raise ValueError(f"Table '{table.path}' has no parameters.")
-    shape = table.columns["parameters"].shape
-    for name, column in table.columns.items():
-        if column.shape not in (shape, shape[:1]):
-            raise ValueError(
-                f"Table '{table.path}' has parameters of shape {list(shape)}, "
-                f"but {name} of shape {list(column.shape)}."
-            )
-    for name, column in table.parts.items():
-        expected = (column.shape[0], 3) if name == CANDIDATES else shape[:1]
-        if column.shape != expected:
-            raise ValueError(
-                f"Table '{table.path}' has {shape[0]} rows, but {name} of "
-                f"shape {list(column.shape)}."
-            )
+
+    path: str
+    tables: list[Table] = dataclasses.field(default_factory=list)
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(default_factory=set)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def contents(self, format_: str, others: Sequence[Other]) -> Contents:
+        """Returns what was found, with the variables of no table."""
+        return Contents(
+            self.path,
+            format_,
+            tuple(self.tables),
+            self.steps,
+            tuple(others),
+            tuple(self.notes),
+        )

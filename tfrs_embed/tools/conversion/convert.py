@@ -1,9 +1,10 @@
-"""The conversion of any checkpoint's tables to this package's, or SOK's."""
+"""Writes any checkpoint's tables as this package's checkpoints, or for SOK."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle, saver
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
@@ -21,16 +22,11 @@ from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import paths, sok
-from tfrs_embed.tools.conversion.contents import (
-    Column,
-    Contents,
-    Table,
-    check_shapes,
-)
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import unescape
 
-#: Formats that can be written: this package's checkpoints, or files as
-#: `sok.dump` or `sok.Saver` writes them.
+#: The formats to write: this package's checkpoints, or files as `sok.dump` or
+#: `sok.Saver` writes them.
 TARGETS = ("checkpoint", "sok", "sok-saver")
 
 
@@ -40,19 +36,14 @@ def rename_tables(
     """Gives tables other names.
 
     Args:
-        contents: what a checkpoint holds.
-        tables: the tables' new names by their old ones, or by their paths. A
-            table without a name, which is all that its layer has, is known by
-            the layer's path; it becomes a table of the object that has the
-            layer.
-        by_id: whether tables of keys become tables of ids, named as their
-            layers were.
-
-    Returns:
-        The same under the new names.
+        contents: the tables.
+        tables: new names by old names or paths. A table without a name goes by
+            its layer's path, and becomes a table of the layer's owner.
+        by_id: whether tables of keys become tables of ids, with their layers'
+            names.
 
     Raises:
-        ValueError: there is no such table, or keys are no ids.
+        InputError: there is no such table, or the keys are not 0, 1, 2 ...
     """
     found, notes = list(contents.tables), list(contents.notes)
     if by_id:
@@ -86,57 +77,43 @@ def rename_tables(
     )
 
 
-def for_training(contents: Contents) -> Contents:
-    """Makes tables of an exported model such that layers train.
-
-    Args:
-        contents: what a checkpoint, or an exported model, holds.
-
-    Returns:
-        The same without factors of int8 rows, which become float32.
-    """
-    tables = []
-    for table in contents.tables:
-        columns = dict(table.columns)
-        if columns.pop(SCALE, None) is not None:
-            rows = columns[PARAMETERS]
-            columns[PARAMETERS] = dataclasses.replace(rows, dtype=tf.float32)
-        tables.append(dataclasses.replace(table, columns=columns))
-    return dataclasses.replace(contents, tables=tuple(tables))
+def _by_id(table: Table) -> Table:
+    if table.keys is None:
+        return table
+    keys = table.keys.read(0, table.shape[0])
+    if not np.array_equal(keys, np.arange(len(keys))):
+        raise InputError(
+            f"The keys of '{table.path}' are not the ids 0 to {len(keys) - 1} "
+            f"in their order: the first is {keys[0]}, the last {keys[-1]}."
+        )
+    layer, _, name = table.layer.rpartition("/")
+    return dataclasses.replace(table, layer=layer, name=name, parts={})
 
 
 def rename_layers(contents: Contents, layers: Mapping[str, str]) -> Contents:
     """Gives layers other paths, and checks that their tables can be written.
 
     Args:
-        contents: what a checkpoint holds.
+        contents: the tables.
         layers: the layers' new paths by their old ones.
 
-    Returns:
-        The same under the new paths.
-
     Raises:
-        ValueError: there is no such layer, two tables get one name, or a
-            table's parts don't fit together.
+        InputError: there is no such layer, or two tables get one name.
+        ValueError: the columns of a table don't fit together.
     """
-    known = {table.layer for table in contents.tables}
-    _check_known("layer", layers, known)
+    _check_known("layer", layers, {table.layer for table in contents.tables})
     renamed: dict[tuple[str, str], Table] = {}
+    steps = {}
     for table in contents.tables:
-        new = dataclasses.replace(
-            table, layer=layers.get(table.layer, table.layer)
-        )
-        place = new.layer, new.name
-        if place in renamed:
+        layer = layers.get(table.layer, table.layer)
+        new = dataclasses.replace(table, layer=layer)
+        if (layer, new.name) in renamed:
             raise InputError(f"Two tables would become '{new.path}'.")
-        check_shapes(new)
-        renamed[place] = new
-    # Keras's Embedding has none.
-    steps = {
-        layers.get(table.layer, table.layer): contents.steps[table.layer]
-        for table in contents.tables
-        if table.layer in contents.steps and not table.of_keras
-    }
+        new.check_shapes()
+        renamed[layer, new.name] = new
+        # Keras's Embedding has no step.
+        if table.layer in contents.steps and not table.of_keras:
+            steps[layer] = contents.steps[table.layer]
     return dataclasses.replace(
         contents, tables=tuple(renamed.values()), steps=steps
     )
@@ -150,33 +127,15 @@ def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
             )
 
 
-def _by_id(table: Table) -> Table:
-    if table.keys is None:
-        return table
-    keys = table.keys.read(0, table.shape[0])
-    if not np.array_equal(keys, np.arange(len(keys))):
-        raise InputError(
-            f"The keys of '{table.path}' are not the ids 0 to {len(keys) - 1} "
-            f"in their order: the first is {keys[0]}, the last {keys[-1]}."
-        )
-    layer, _, name = table.layer.rpartition("/")
-    return dataclasses.replace(
-        table, layer=layer, name=name, keys=None, counters={}
-    )
-
-
 def with_steps(contents: Contents, step: int | None) -> Contents:
-    """Gives the layers a step whose step is not known.
+    """Sets the steps of the layers whose step is not known.
 
     Args:
-        contents: what a checkpoint holds.
+        contents: the tables.
         step: the number of updates made; None: 0, with a note.
 
-    Returns:
-        The same with a step for each layer.
-
     Raises:
-        InputError: a step was given, but all layers' are known.
+        InputError: a step was given, and all layers' steps are known.
     """
     layers = {table.layer for table in contents.tables if not table.of_keras}
     unknown = layers - contents.steps.keys()
@@ -191,34 +150,55 @@ def with_steps(contents: Contents, step: int | None) -> Contents:
     ]
     return dataclasses.replace(
         contents,
-        steps={**contents.steps, **dict.fromkeys(unknown, step or 0)},
+        steps={**contents.steps, **dict.fromkeys(sorted(unknown), step or 0)},
         notes=(*contents.notes, *notes),
     )
 
 
+def without_scales(contents: Contents) -> Contents:
+    """Makes int8 rows of exported models float32 rows, which can be trained."""
+    tables = []
+    for table in contents.tables:
+        columns = dict(table.columns)
+        if columns.pop(SCALE, None) is not None:
+            columns[PARAMETERS] = columns[PARAMETERS].as_dtype(tf.float32)
+        tables.append(dataclasses.replace(table, columns=columns))
+    return dataclasses.replace(contents, tables=tuple(tables))
+
+
 def as_float32(contents: Contents) -> Contents:
-    """Makes all values float32, for files that have no other dtype.
-
-    Args:
-        contents: what a checkpoint holds.
-
-    Returns:
-        The same in float32, with a note for each value that was not.
-    """
+    """Makes all values float32; a note names each column of another dtype."""
     tables, notes = [], list(contents.notes)
     for table in contents.tables:
-        columns = {}
-        for name, column in table.columns.items():
-            if column.dtype != tf.float32:
-                notes.append(
-                    f"The {name} of '{table.path}' are {column.dtype.name}, "
-                    "written as float32."
-                )
-            columns[name] = dataclasses.replace(column, dtype=tf.float32)
+        notes += [
+            f"The {name} of '{table.path}' are {column.dtype.name}, written as "
+            "float32."
+            for name, column in table.columns.items()
+            if column.dtype != tf.float32
+        ]
+        columns = {
+            name: column.as_dtype(tf.float32)
+            for name, column in table.columns.items()
+        }
         tables.append(dataclasses.replace(table, columns=columns))
     return dataclasses.replace(
         contents, tables=tuple(tables), notes=tuple(notes)
     )
+
+
+def check_destination(path: str, target: str) -> None:
+    """Checks that a path is free for one of `TARGETS`.
+
+    Raises:
+        InputError: something is there already; a checkpoint's path is a
+            folder's; or the path of SOK's files is not local.
+    """
+    if target == "checkpoint":
+        paths.check_new_checkpoint(path)
+        return
+    paths.check_local(path)
+    if os.path.exists(path):
+        raise InputError(f"There is '{path}' already.")
 
 
 def write_checkpoint(
@@ -232,25 +212,25 @@ def write_checkpoint(
         progress: called with numbers of bytes that were read.
 
     Returns:
-        What such a checkpoint can't have.
+        What such a checkpoint can't have, in words.
 
     Raises:
-        ValueError: there is a checkpoint already, or a table's width is not
+        InputError: there is a checkpoint already, or a table's width is not
             known.
     """
-    paths.check_new_checkpoint(path)
+    check_destination(path, "checkpoint")
     for table in contents.tables:
         if not table.shape[1]:
             raise InputError(
                 f"'{table.path}' has no rows, which would tell how wide they "
                 "are: say --dim."
             )
-    root, left = _Node(), []
+    root, left = Trackable(), []
     for table in contents.tables:
         place = _parts(table.layer)
         if table.of_keras:
             variable = _plain(table.columns[PARAMETERS], progress)
-            root.add((*place, "embeddings"), variable)
+            _track(root, [*place, "embeddings"], variable)
             left += [
                 f"{slot} of '{table.path}', which a table with a name of its "
                 f"own has: --table {table.path}=NAME"
@@ -260,15 +240,15 @@ def write_checkpoint(
             continue
         place += ["tables", table.name] if table.name else ["table"]
         for name, column in {**table.parts, **table.columns}.items():
-            rows = _Rows(f"{table.path}/{name}", column, progress)
-            root.add((*place, name), _leaf(rows))
+            write = functools.partial(_write_rows, column, progress)
+            _track(root, [*place, name], _saved(write))
         if table.learning_rate is not None:
-            rate = _Rate(f"{table.path}/{LEARNING_RATE}", table.learning_rate)
-            root.add((*place, LEARNING_RATE), _leaf(rate))
+            write = functools.partial(_write_rate, table.learning_rate)
+            _track(root, [*place, LEARNING_RATE], _saved(write))
     for layer, step in contents.steps.items():
-        root.add((*_parts(layer), "step"), _counter(step))
+        _track(root, [*_parts(layer), "step"], _counter(step))
     # `tf.train.Checkpoint.restore` looks for it.
-    root.add(("save_counter",), _counter(0))
+    _track(root, ["save_counter"], _counter(0))
     with _temporary_beside(path) as folder:
         whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
         bundle.merge([whole], path)
@@ -285,27 +265,28 @@ def write_sok(
 
     Args:
         contents: the tables.
-        path: the folder to write; there must be nothing.
-        as_saver: whether as `sok.Saver` does, or else as `sok.dump`.
+        path: the folder to write; nothing may be there.
+        as_saver: whether to write as `sok.Saver` does, or else as `sok.dump`.
         progress: called with numbers of bytes that were read.
 
     Returns:
-        What such files can't have.
+        What such files can't have, in words.
 
     Raises:
-        InputError: there is something already.
+        InputError: something is there already, or two tables would have files
+            of one name.
     """
-    check_new_folder(path)
+    check_destination(path, "sok")
     left = [f"the step of '{layer}'" for layer in contents.steps]
     with _temporary_beside(path) as folder:
         files = os.path.join(folder, "files")
         os.mkdir(files)
         for table in contents.tables:
-            before = set(os.listdir(files))
+            before = len(os.listdir(files))
             missing = sok.write(files, table, as_saver, progress)
             left += [f"{name} of '{table.path}'" for name in missing]
             columns = table.columns.keys() - set(missing)
-            if len(os.listdir(files)) - len(before) != len(columns) + 1:
+            if len(os.listdir(files)) - before != len(columns) + 1:
                 raise InputError(
                     f"'{table.path}' and another table would have files of one "
                     "name."
@@ -314,20 +295,9 @@ def write_sok(
     return left
 
 
-def check_new_folder(path: str) -> None:
-    """Checks that a folder of SOK's files can be written to a path.
-
-    Raises:
-        InputError: there is something already, or it is not local.
-    """
-    paths.check_local(path)
-    if os.path.exists(path):
-        raise InputError(f"There is '{path}' already.")
-
-
 @contextlib.contextmanager
 def _temporary_beside(path: str) -> Iterator[str]:
-    """A folder on the file system of a path, which is gone afterwards."""
+    """A folder on the file system of a path, which is removed at the end."""
     parent, name = os.path.split(path.rstrip("/"))
     folder = os.path.join(parent, f".{name}-{uuid.uuid4().hex}")
     tf.io.gfile.makedirs(folder)
@@ -339,25 +309,20 @@ def _temporary_beside(path: str) -> Iterator[str]:
 
 
 def _parts(layer: str) -> list[str]:
+    """The names of the objects on a layer's path."""
     return [unescape(part) for part in layer.split("/")] if layer else []
 
 
-class _Node(Trackable):
-    """An object that has others, as a layer has tables."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, _Node] = {}
-
-    def add(self, path: Sequence[str], leaf: Any) -> None:
-        """Puts an object below this one."""
-        first, *rest = path
-        if not rest:
-            self._track_trackable(leaf, first)
-            return
-        if first not in self._nodes:
-            self._nodes[first] = _Node()
-            self._track_trackable(self._nodes[first], first)
-        self._nodes[first].add(rest, leaf)
+def _track(owner: Any, path: Sequence[str], value: Any) -> None:
+    """Makes a value a child of an object, with the objects between them."""
+    *owners, last = path
+    for name in owners:
+        child = owner._trackable_children().get(name)
+        if child is None:
+            child = Trackable()
+            owner._track_trackable(child, name)
+        owner = child
+    owner._track_trackable(value, last)
 
 
 def _counter(value: int) -> tf.Variable:
@@ -366,7 +331,7 @@ def _counter(value: int) -> tf.Variable:
 
 
 def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
-    """A Keras layer's variable, which is restored as any other is."""
+    """A Keras layer's variable, which is restored into a plain one."""
     with tf.device("CPU:0"):
         variable = tf.Variable(tf.zeros(column.shape, column.dtype))
         for start, size in blocks(column.shape, column.dtype):
@@ -376,14 +341,21 @@ def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
     return variable
 
 
-def _leaf(saved: Saved) -> Trackable:
-    leaf = Trackable()
-    saver.mark(leaf, saved)
-    return leaf
+def _saved(write: Callable[[BundleWriter, str], None]) -> Trackable:
+    """An object whose value a function writes under a key."""
+    child = Trackable()
+    saver.mark(child, _Written(write))
+    return child
 
 
-class _Imported(Saved):
-    """A value that is only ever saved."""
+class _Written(Saved):
+    """A value that is only saved."""
+
+    def __init__(self, write: Callable[[BundleWriter, str], None]) -> None:
+        self._write = write
+
+    def save(self, key: str, session: Session) -> None:
+        self._write(session.writer(), key)
 
     def check(self, key: str, reader: BundleReader) -> None:
         raise NotImplementedError
@@ -392,44 +364,20 @@ class _Imported(Saved):
         raise NotImplementedError
 
 
-class _Rows(_Imported):
-    def __init__(
-        self, name: str, column: Column, progress: Callable[[int], None]
-    ) -> None:
-        self.name = name
-        self._column = column
-        self._progress = progress
-
-    def save(self, key: str, session: Session) -> None:
-        column = self._column
-        _save(key, session, column.shape, column.dtype, self._read)
-
-    def _read(self, start: int, size: int) -> np.ndarray:
-        rows = self._column.read(start, size)
-        self._progress(self._column.nbytes_of(size))
-        return rows
-
-
-class _Rate(_Imported):
-    def __init__(self, name: str, rate: float) -> None:
-        self.name = name
-        self._rate = rate
-
-    def save(self, key: str, session: Session) -> None:
-        session.writer().add(key, self._rate)
-
-
-def _save(
+def _write_rows(
+    column: Column,
+    progress: Callable[[int], None],
+    writer: BundleWriter,
     key: str,
-    session: Session,
-    shape: Sequence[int],
-    dtype: tf.DType,
-    read: Callable[[int, int], np.ndarray],
 ) -> None:
-    writer = session.writer()
     with tf.device("CPU:0"):
-        if not shape[0]:
-            writer.add(key, tf.zeros(shape, dtype))
-        for start, size in blocks(shape, dtype):
-            rows = tf.cast(read(start, size), dtype)
-            writer.add_rows(key, shape, start, rows)
+        if not column.shape[0]:
+            writer.add(key, tf.zeros(column.shape, column.dtype))
+        for start, size in blocks(column.shape, column.dtype):
+            rows = tf.cast(column.read(start, size), column.dtype)
+            progress(column.nbytes_of(size))
+            writer.add_rows(key, column.shape, start, rows)
+
+
+def _write_rate(rate: float, writer: BundleWriter, key: str) -> None:
+    writer.add(key, rate)

@@ -1,8 +1,8 @@
 """Tables in the files of Keras: `.keras`, `.weights.h5` and the older `.h5`.
 
-A `.keras` file is a zip archive that has a `.weights.h5` as a member. In that a
-layer is a group by its class or attribute, and keras_rs's attribute that holds
-the tables' layers a group below it.
+A `.keras` file is a zip archive with a `.weights.h5` as a member. In that file
+a layer is a group by its class or attribute. A layer of keras_rs has the layers
+of its tables in a group below its own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import collections
 import dataclasses
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import h5py
+import numpy as np
+import tensorflow as tf
 
+from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion import keras_rs
-from tfrs_embed.tools.conversion.contents import Contents, Other, Table
-from tfrs_embed.tools.conversion.own_files import (
-    NAME,
-    VARIABLES,
-    OwnTables,
-    rows,
+from tfrs_embed.tools.conversion import keras_rs, own_files
+from tfrs_embed.tools.conversion.contents import (
+    Column,
+    Contents,
+    Found,
+    Other,
+    Table,
 )
+from tfrs_embed.tools.conversion.own_files import NAME, VARIABLES
 
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MEMBER = "model.weights.h5"
@@ -32,7 +36,7 @@ _BLOCK = 1 << 20
 
 
 def is_file(path: str) -> bool:
-    """Whether a path is that of such a file."""
+    """Whether a path is a file of Keras."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -40,13 +44,10 @@ def is_file(path: str) -> bool:
 
 
 def read(path: str) -> Contents:
-    """Reads which tables a file holds, no values yet.
-
-    Args:
-        path: the file.
+    """Finds the tables in a file, without reading values.
 
     Raises:
-        ValueError: it has no weights, or is damaged.
+        ValueError: the file has no weights, or is damaged.
     """
     datasets: dict[str, h5py.Dataset] = {}
 
@@ -56,43 +57,35 @@ def read(path: str) -> Contents:
 
     file = _open(path)
     file.visititems(add)
-    own = OwnTables(file, datasets)
-    found = dict(_tables(file, datasets))
-    tables = [*own.tables, *found.values()]
-    names = {t.layer: _name(file, t.layer) for t in tables}
-    # Of several layers of one name, each is known by its group.
-    count = collections.Counter(names.values())
-    layers = {
-        group: name if count[name] == 1 else group
-        for group, name in names.items()
+    columns = {
+        name: _column(dataset)
+        for name, dataset in datasets.items()
+        if dataset.dtype.kind in "fi"
     }
-    notes = list(own.notes)
-    of_keras = any(table.of_keras for table in tables)
-    if found or of_keras:
-        notes.append(
+    found = Found(path)
+    own_files.find(file, columns, found)
+    of_keras = [table.of_keras for table in found.tables]
+    _find_keras_rs(file, columns, found)
+    of_keras_rs = len(found.tables) > len(of_keras)
+    if of_keras_rs or any(of_keras):
+        found.notes.append(
             "Slots of Keras's optimizers have no names in its files, and are "
             "not taken; a tf.train.Checkpoint of the compiled model has them."
         )
     writers = {
-        "tfrs_embed": not all(table.of_keras for table in own.tables),
-        "keras_rs": bool(found),
-        "Keras": of_keras,
+        "tfrs_embed": not all(of_keras),
+        "keras_rs": of_keras_rs,
+        "Keras": any(of_keras),
     }
     written = " and ".join(each for each, wrote in writers.items() if wrote)
-    return Contents(
-        path,
+    _name_layers(file, found)
+    return found.contents(
         f"{written} in a file of Keras" if written else "no tables",
-        tuple(
-            dataclasses.replace(table, layer=layers[table.layer])
-            for table in tables
-        ),
-        {layers[group]: step for group, step in own.steps.items()},
-        tuple(
+        [
             Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
             for name, dataset in datasets.items()
-            if name not in found and name not in own.taken
-        ),
-        tuple(notes),
+            if name not in found.taken
+        ],
     )
 
 
@@ -105,7 +98,7 @@ def _open(path: str) -> h5py.File:
             raise ValueError(
                 f"'{path}' is no model of Keras: it has no '{_MEMBER}'."
             )
-        # To its end, where the checksum is.
+        # Reading to the end verifies the checksum.
         with archive.open(_MEMBER) as member:
             while member.read(_BLOCK):
                 pass
@@ -114,23 +107,54 @@ def _open(path: str) -> h5py.File:
         raise ValueError(f"'{path}' can't be read: {error}") from error
 
 
-def _tables(
-    file: h5py.File, datasets: dict[str, h5py.Dataset]
-) -> Iterator[tuple[str, Table]]:
-    """keras_rs's tables, by the paths of their values."""
-    for path, dataset in datasets.items():
+def _column(dataset: h5py.Dataset) -> Column:
+    """A dataset of floats or integers as a column."""
+    name, is_float = dataset.dtype.name, dataset.dtype.kind == "f"
+    known = name in DTYPES or not is_float
+
+    def read(start: int, size: int) -> np.ndarray:
+        if not dataset.shape:
+            return np.asarray(dataset[()])
+        rows = dataset[start : start + size]
+        return np.asarray(rows, np.float32) if is_float else rows
+
+    dtype = tf.as_dtype(name) if known else tf.float32
+    return Column(dataset.shape, read, dtype)
+
+
+def _find_keras_rs(
+    file: h5py.File, columns: Mapping[str, Column], found: Found
+) -> None:
+    """Finds the tables of keras_rs's layers."""
+    for path, column in columns.items():
         layer, holder, table = path.partition(f"/{keras_rs.LAYERS}/")
         group, _, variable = table.partition("/")
-        if not holder or variable != f"{VARIABLES}/0":
-            continue
-        if len(dataset.shape) == 2 and dataset.dtype.kind == "f":
+        if holder and variable == f"{VARIABLES}/0" and column.is_table:
             name = _name(file, f"{layer}/{keras_rs.LAYERS}/{group}")
-            columns = {PARAMETERS: rows(dataset)}
-            yield path, Table(layer, name, columns)
+            found.tables.append(Table(layer, name, {PARAMETERS: column}))
+            found.taken.add(path)
+
+
+def _name_layers(file: h5py.File, found: Found) -> None:
+    """Gives layers their names instead of their groups.
+
+    Layers of one name keep their groups.
+    """
+    names = {table.layer: _name(file, table.layer) for table in found.tables}
+    count = collections.Counter(names.values())
+    layers = {
+        group: name if count[name] == 1 else group
+        for group, name in names.items()
+    }
+    found.tables = [
+        dataclasses.replace(table, layer=layers[table.layer])
+        for table in found.tables
+    ]
+    found.steps = {layers[group]: step for group, step in found.steps.items()}
 
 
 def _name(file: h5py.File, group: str) -> str:
-    """What Keras calls a layer; its group's name if that isn't told."""
+    """The name of a group's layer in Keras, or else the group's name."""
     variables = file.get(f"{group}/{VARIABLES}")
     named = variables.attrs.get(NAME) if variables is not None else None
     return str(named or group.rpartition("/")[2])

@@ -1,145 +1,114 @@
 """The tables of keras_rs's DistributedEmbedding, off-TPU, in a checkpoint.
 
-There a table is a Keras layer's variable, which the model's optimizer trains.
-Keras tracks it, TensorFlow does not: it is in a checkpoint as one of the
-optimizer's, and in a SavedModel as the layer's too. The path that Keras gives
-it, "<layer>/<table>/embeddings", names it.
+Each table is the variable of a Keras layer, and the model's optimizer trains
+it. Keras tracks the variable, TensorFlow doesn't: a checkpoint has it among the
+optimizer's, and a SavedModel among the layer's too. The variable's path in
+Keras, "<layer>/<table>/embeddings", has the table's name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Table
-from tfrs_embed.tools.conversion.finder import Finder
+from tfrs_embed.tools.conversion.contents import Found, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots, Trained
-from tfrs_embed.tools.conversion.objects import (
-    VALUE,
-    Objects,
-    Variables,
-    column,
-)
+from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The attribute of the layer that holds the layers of its tables.
 LAYERS = "_default_device_embedding_layers"
 _TABLE = "_embeddings"
-# Keras's names of layers that were given none, and what is behind them.
+# A layer's default name in Keras, and the table's name.
 _DEFAULT = re.compile(r"(distributed_embedding(?:_\d+)?)_(.+)")
 
 
-class KerasRsFinder(Finder):
-    """Finds keras_rs's tables in a checkpoint; see the base class.
+def find(saved: SavedObjects, found: Found) -> None:
+    """Finds keras_rs's tables."""
+    slots = KerasSlots(saved)
+    for variable in _candidates(saved, slots):
+        path = saved.variables.get(variable, "")
+        column = saved.columns.get(path)
+        if column is None or path in found.taken or not column.is_table:
+            continue
+        trained = slots.by_number(variable)
+        place = _place(saved, found, path, trained)
+        if place is None or _is_ours(found, "/".join(place), column.shape):
+            continue
+        if column.dtype != tf.float32:
+            found.notes.append(
+                f"'{path}' is {column.dtype.name}, read as float32."
+            )
+        columns = {
+            name: each.as_dtype(tf.float32)
+            for name, each in slots.add_columns(found, path, trained).items()
+        }
+        found.tables.append(Table(*place, columns))
+        slots.add_step(found, place[0], set(trained.counters))
 
-    Args:
-        ours: tables of this package's layers. Keras 3's optimizers have the
-            small ones a second time.
+
+def _candidates(saved: SavedObjects, slots: KerasSlots) -> list[int]:
+    """The variables of keras_rs's layers, and of optimizers and no layer."""
+    nodes = saved.nodes
+    of_layers = {
+        children[name]
+        for children in nodes
+        for name in (_TABLE, "embeddings")
+        if name in children
+    }
+    of_keras_rs = {
+        nodes[reduce][_TABLE]
+        for children in nodes
+        if LAYERS in children
+        for reduce in nodes[children[LAYERS]].values()
+        if _TABLE in nodes[reduce]
+    }
+    return sorted(of_keras_rs | (slots.trained.keys() - of_layers))
+
+
+def _is_ours(found: Found, path: str, shape: tuple[int, ...]) -> bool:
+    """Whether a path and a shape are those of a small table of this package.
+
+    Keras 3's optimizers have small tables a second time.
     """
+    return any(
+        table.shape == shape
+        and path.replace("/", "_").endswith(f"{table.name}_{table.name}")
+        for table in found.tables
+    )
 
-    def __init__(
-        self,
-        reader: BundleReader,
-        variables: Variables,
-        objects: Objects,
-        ours: Sequence[Table] = (),
-    ) -> None:
-        super().__init__(reader, variables, objects)
-        self._ours = ours
-        self._slots = KerasSlots(reader, variables, objects)
-        for variable in self._candidates():
-            self._find(variable)
 
-    def _candidates(self) -> list[int]:
-        """The variables that keras_rs's layers have, or only optimizers do."""
-        nodes = self._objects.nodes
-        of_layers = {
-            c[name]
-            for c in nodes
-            for name in (_TABLE, "embeddings")
-            if name in c
-        }
-        of_keras_rs = {
-            nodes[reduce][_TABLE]
-            for children in nodes
-            if LAYERS in children
-            for reduce in nodes[children[LAYERS]].values()
-            if _TABLE in nodes[reduce]
-        }
-        return sorted(of_keras_rs | (self._slots.trained.keys() - of_layers))
+def _place(
+    saved: SavedObjects, found: Found, path: str, trained: Trained
+) -> tuple[str, str] | None:
+    """The layer and the name of a variable's table; None: it is no table.
 
-    def _find(self, variable: int) -> None:
-        path = self._path(variable)
-        if path is None:
-            return
-        trained = self._slots.of_keras_3(variable)
-        place = self._place(path, trained)
-        dtype = self._variables[path][1]
-        if place is None or not dtype.is_floating:
-            return
-        layer, name = place
-        if self._is_ours(f"{layer}/{name}", self._variables[path][0]):
-            return
-        if dtype != tf.float32:
-            self.notes.append(f"'{path}' is {dtype.name}, read as float32.")
-        self.notes += trained.notes
-        paths = {PARAMETERS: path, **trained.slots}
-        columns = {each: column(self._reader, paths[each]) for each in paths}
-        self.taken |= set(paths.values())
-        self.tables.append(Table(layer, name, columns))
-        step, counters = self._slots.step(set(trained.counters))
-        if step is not None:
-            self.steps[layer] = step
-            self.taken |= counters
-
-    def _is_ours(self, path: str, shape: Sequence[int]) -> bool:
-        """Whether a path ends as those of our small tables do, and is one."""
-        return any(
-            list(table.shape) == list(shape)
-            and path.replace("/", "_").endswith(f"{table.name}_{table.name}")
-            for table in self._ours
-        )
-
-    def _place(self, path: str, trained: Trained) -> tuple[str, str] | None:
-        """The layer and the name of a variable's table, if it is one.
-
-        Args:
-            path: the variable's path.
-            trained: what its optimizer has for it.
-        """
-        *layer, name, last = self._objects.full_names[path + VALUE].split("/")
-        if last != "embeddings":
-            return None
-        if layer:
-            return "/".join(layer), name
-        # Of a model of its own class Keras gives it the model's name alone. The
-        # slots' names have all of them: "<optimizer>/<model>_<layer>_<table>_
-        # embeddings_<slot>".
-        for slot in trained.slots.values():
-            full = self._objects.full_names[slot + VALUE].rpartition("/")[2]
-            there, found, _ = full.rpartition("_embeddings_")
-            if found and there.startswith(f"{name}_"):
-                there = there.removeprefix(f"{name}_")
-                if known := _DEFAULT.match(there):
-                    return f"{name}/{known[1]}", known[2]
-                self.notes.append(
-                    f"'{path}' is a table of keras_rs's in the model '{name}'. "
-                    f"'{there}' is the name of its layer and its own."
-                )
-                return name, there
-        place = path.rpartition("/")[2]
-        self.notes.append(
-            f"'{path}' is a table of keras_rs's in the model '{name}', whose "
-            f"name is not in the checkpoint: it is called '{place}', its place "
-            "among what the optimizer trains."
-        )
-        return name, place
-
-    def _path(self, node: int) -> str | None:
-        """The path of a node that is a variable [rows, dim]; else None."""
-        path = self._objects.variables.get(node, "")
-        shape, _ = self._variables.get(path, ([], None))
-        return path if len(shape) == 2 and shape[1] else None
+    A guessed name gets a note.
+    """
+    *layer, name, last = saved.full_names[path].split("/")
+    if last != "embeddings":
+        return None
+    if layer:
+        return "/".join(layer), name
+    # In a model of a class of its own the variable has the model's name alone.
+    # The slots have all names: "<optimizer>/<model>_<layer>_<table>_embeddings_
+    # <slot>".
+    for slot in trained.slots.values():
+        full = saved.full_names[slot].rpartition("/")[2]
+        there, ends, _ = full.rpartition("_embeddings_")
+        if ends and there.startswith(f"{name}_"):
+            there = there.removeprefix(f"{name}_")
+            if known := _DEFAULT.match(there):
+                return f"{name}/{known[1]}", known[2]
+            found.notes.append(
+                f"'{path}' is a table of keras_rs's in the model '{name}'. "
+                f"'{there}' is the name of its layer and its own."
+            )
+            return name, there
+    place = path.rpartition("/")[2]
+    found.notes.append(
+        f"'{path}' is a table of keras_rs's in the model '{name}', whose name "
+        f"is not in the checkpoint: it is called '{place}', its place among "
+        "what the optimizer trains."
+    )
+    return name, place

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.tools.conversion.objects import VALUE, Objects, Variables
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.tools.conversion.contents import Column, Found
+from tfrs_embed.tools.conversion.objects import SavedObjects
 
-#: The slots of the optimizers of either Keras, tf_keras's new and legacy, and
-#: rules' names of them. Keras 3's are lists, in the order of the variables that
-#: an optimizer trains.
+#: Slots' names in tf_keras's new and legacy optimizers and in Keras 3's, and
+#: in this package's rules.
 KERAS_SLOTS = {
     **dict.fromkeys(("accumulator", "_accumulators"), "accumulators"),
     **dict.fromkeys(("linear", "_linears"), "linears"),
@@ -23,12 +23,12 @@ _TRAINED, _ITERATIONS = "_trainable_variables", "_iterations"
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What optimizers have for a variable.
+    """The paths of what optimizers have for a variable.
 
     Attributes:
-        slots: the slots' paths, by their names here.
-        counters: the paths of what may count the optimizer's steps.
-        notes: sentences on what was not taken.
+        slots: the slots, by their names in this package.
+        counters: variables that may count the optimizer's steps.
+        notes: sentences on slots that were not taken.
     """
 
     slots: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -37,53 +37,61 @@ class Trained:
 
 
 class KerasSlots:
-    """Finds slots, those of all of Keras's kinds of optimizers.
+    """Finds the slots of all kinds of Keras's optimizers.
 
-    Args:
-        reader: the checkpoint.
-        variables: the variables' shapes and dtypes by path.
-        objects: the checkpoint's objects.
+    Attributes:
+        trained: by the number of a variable, Keras 3's optimizers that train
+            it: their children, and the variable's position in each.
     """
 
-    def __init__(
-        self, reader: BundleReader, variables: Variables, objects: Objects
-    ) -> None:
-        self._reader = reader
-        self._variables = variables
-        self._objects = objects
-        #: By a variable's number, Keras 3's optimizers that train it, as their
-        #: children, and its place among the variables that each trains.
+    def __init__(self, saved: SavedObjects) -> None:
+        self._saved = saved
         self.trained: dict[int, list[tuple[Mapping[str, int], str]]] = {}
-        for children in objects.nodes:
+        for children in saved.nodes:
             if children.keys() >= {_TRAINED, _ITERATIONS}:
-                listed = objects.nodes[children[_TRAINED]]
+                listed = saved.nodes[children[_TRAINED]]
                 for place, variable in listed.items():
                     of_variable = self.trained.setdefault(variable, [])
                     of_variable.append((children, place))
         self._numbers = {
             path: number
-            for number, path in objects.variables.items()
+            for number, path in saved.variables.items()
             if number in self.trained
         }
 
+    def add_columns(
+        self, found: Found, path: str, trained: Trained
+    ) -> dict[str, Column]:
+        """Takes a table's variable and its slots; returns them by name."""
+        paths = {PARAMETERS: path, **trained.slots}
+        found.taken.update(paths.values())
+        found.notes += trained.notes
+        return {name: self._saved.columns[each] for name, each in paths.items()}
+
+    def add_step(self, found: Found, layer: str, counters: set[str]) -> None:
+        """Sets a layer's step, if its optimizers' counters have one value."""
+        columns = self._saved.columns
+        paths = {
+            path
+            for path in counters
+            if path in columns
+            and columns[path].shape == ()
+            and columns[path].dtype.is_integer
+        }
+        steps = {int(columns[path].number()) for path in paths}
+        if len(steps) == 1:
+            found.steps[layer] = steps.pop()
+            found.taken |= paths
+
     def of(self, path: str) -> Trained:
-        """Finds a variable's slots.
-
-        Args:
-            path: the variable's path.
-        """
+        """Finds the slots of the variable of a path."""
         number = self._numbers.get(path)
-        return (
-            self._by_name(path) if number is None else self.of_keras_3(number)
-        )
+        return self._by_name(path) if number is None else self.by_number(number)
 
-    def of_keras_3(self, number: int) -> Trained:
-        """Finds a variable's slots in Keras 3's optimizers.
-
-        Args:
-            number: the variable's number among the objects.
-        """
-        path = self._objects.variables[number]
+    def by_number(self, number: int) -> Trained:
+        """Finds the slots of a variable in Keras 3's optimizers."""
+        saved = self._saved
+        path = saved.variables[number]
         optimizers = self.trained.get(number, [])
         if len(optimizers) != 1:
             note = (
@@ -94,12 +102,20 @@ class KerasSlots:
         [(children, place)] = optimizers
         slots = {}
         for name, own in KERAS_SLOTS.items():
-            listed = self._objects.nodes[children.get(name, number)]
-            slot = self._objects.variables.get(listed.get(place, -1), "")
-            if self._variables.get(slot) == self._variables[path]:
+            listed = saved.nodes[children.get(name, number)]
+            slot = saved.variables.get(listed.get(place, -1), "")
+            if self._is_alike(slot, path):
                 slots[own] = slot
-        counter = self._objects.variables.get(children[_ITERATIONS], "")
+        counter = saved.variables.get(children[_ITERATIONS], "")
         return Trained(slots, (counter,))
+
+    def _is_alike(self, slot: str, path: str) -> bool:
+        """Whether a slot has the shape and the dtype of a variable."""
+        columns = self._saved.columns
+        return slot in columns and (
+            (columns[slot].shape, columns[slot].dtype)
+            == (columns[path].shape, columns[path].dtype)
+        )
 
     def _by_name(self, path: str) -> Trained:
         found: dict[str, list[str]] = {}
@@ -108,8 +124,7 @@ class KerasSlots:
             *self._legacy_slots(path),
             *self._listed_slots(path),
         ]:
-            same = self._variables[other] == self._variables[path]
-            if slot in KERAS_SLOTS and same:
+            if slot in KERAS_SLOTS and self._is_alike(other, path):
                 found.setdefault(KERAS_SLOTS[slot], []).append(other)
                 optimizers.add(optimizer)
         for slot, paths in found.items():
@@ -129,41 +144,29 @@ class KerasSlots:
         )
 
     def _legacy_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
-        """Of tf_keras's legacy optimizers, which are beside the variable."""
-        key = path + VALUE
-        in_file = self._objects.renamed.get(key, key).removesuffix(VALUE)
-        beside = in_file + _OPTIMIZER_SLOT
-        for other in self._variables:
+        """Slots of tf_keras's legacy optimizers: beside the variable's key.
+
+        Yields:
+            The optimizer's path, the slot's name, the slot's path.
+        """
+        key = self._saved.keys[path].rpartition("/.ATTRIBUTES/")[0]
+        beside = key + _OPTIMIZER_SLOT
+        for other in self._saved.columns:
             if other.startswith(beside):
                 optimizer, _, slot = other[len(beside) :].rpartition("/")
                 yield optimizer, slot, other
 
     def _listed_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
-        """Of tf_keras's optimizers, in a list by the variables' names."""
-        names = self._objects.full_names
-        of_variable = "/" + names.get(path + VALUE, "")
-        for other in self._variables:
+        """Slots of tf_keras's new optimizers: a list, by variables' names.
+
+        Yields:
+            The optimizer's path, the slot's name, the slot's path.
+        """
+        names = self._saved.full_names
+        of_variable = "/" + names.get(path, "")
+        for other in self._saved.columns:
             optimizer, listed, _ = other.rpartition("/_variables/")
-            name = names.get(other + VALUE, "")
+            name = names.get(other, "")
             if listed and len(of_variable) > 1 and name.endswith(of_variable):
                 slot = name[: -len(of_variable)].split("/")[-1]
                 yield optimizer, slot, other
-
-    def step(self, counters: set[str]) -> tuple[int | None, set[str]]:
-        """The number of steps that optimizers have made.
-
-        Args:
-            counters: the paths of what may count them.
-
-        Returns:
-            The number, None if there is none, or several; and the paths of
-            those that count it.
-        """
-        found = {
-            path
-            for path in counters
-            if self._reader.shapes.get(path + VALUE) == []
-            and self._reader.dtypes[path + VALUE].is_integer
-        }
-        steps = {int(self._reader.read(path + VALUE)) for path in found}
-        return (steps.pop(), found) if len(steps) == 1 else (None, set())

@@ -1,10 +1,10 @@
-"""The objects that a TensorFlow checkpoint is of."""
+"""The objects and the variables of a TensorFlow checkpoint."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 import numpy as np
 import tensorflow as tf
@@ -14,72 +14,48 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 )
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.stored import Piece
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion import places
 from tfrs_embed.tools.conversion.contents import Column, Other
 from tfrs_embed.tools.conversion.places import Nodes
 
-GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-#: Variables' shapes and dtypes by path.
-Variables = Mapping[str, tuple[list[int], tf.DType]]
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def unescape(part: str) -> str:
-    """The object's name that a part of a key stands for."""
+    """The name of the object that a part of a key stands for."""
     return re.sub(r"\.([.S])", lambda m: "/" if m[1] == "S" else ".", part)
 
 
-class RenamingReader(BundleReader):
-    """Reads tensors by other names than the files have for them."""
+class SavedObjects:
+    """The objects of a TensorFlow checkpoint, and its variables as columns.
 
-    def __init__(self, prefix: str) -> None:
-        super().__init__(prefix)
-        # Names in the files, by those that `rename` gave.
-        self._names: Mapping[str, str] = {}
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Gives tensors other names.
-
-        Args:
-            names: the names in the files by the new ones.
-        """
-        new = {old: name for name, old in names.items()}
-        self._names = names
-        self.shapes, self.dtypes = (
-            {new.get(name, name): each for name, each in of_all.items()}
-            for of_all in (self.shapes, self.dtypes)
-        )
-
-    def pieces(self, name: str) -> list[Piece]:
-        return super().pieces(self._names.get(name, name))
-
-    def _read(self, name: str, slice_: str) -> tf.Tensor:
-        return super()._read(self._names.get(name, name), slice_)
-
-
-class Objects:
-    """The objects' names and variables.
-
-    Tables' variables get the names in the reader that their layers have for
-    them. In a SavedModel, and in TensorFlow's mid-level API, a key may be
-    another.
+    A variable's path is the beginning of its key. A table's variable has the
+    path that it has in a checkpoint of its layer, even where the key is another
+    one: in SavedModels, and in TensorFlow's mid-level API.
 
     Args:
-        reader: the checkpoint.
+        prefix: the checkpoint's path.
 
     Attributes:
-        paths: the objects' paths, by number.
+        reader: reads the tensors.
+        nodes: each object's children: numbers of objects by name.
+        paths: the objects' paths by number.
+        columns: the variables by path, sorted.
+        keys: the variables' keys by path.
+        variables: the paths of the objects that are variables, by number.
+        full_names: the variables' names in Python, by path.
+        sharded: the paths of tables that were saved in shards alone.
+        is_saved_model: whether the objects are a SavedModel's.
     """
 
-    def __init__(self, reader: RenamingReader) -> None:
+    def __init__(self, prefix: str) -> None:
+        self.reader = BundleReader(prefix)
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
-        if GRAPH in reader.shapes:
-            parse(graph, reader, GRAPH)
-        #: The objects' children, as numbers of objects by name.
+        if _GRAPH in self.reader.shapes:
+            self.parse(graph, _GRAPH)
         self.nodes: Nodes = [
             {
                 child.local_name: child.node_id
@@ -88,35 +64,38 @@ class Objects:
             }
             for node in graph.nodes
         ]
+        self.is_saved_model = any("signatures" in n for n in self.nodes[:1])
         self.paths = places.paths(self.nodes)
         keys = {
             number: attribute.checkpoint_key
             for number, node in enumerate(graph.nodes)
             for attribute in node.attributes
-            if attribute.checkpoint_key.endswith(VALUE)
+            if attribute.checkpoint_key.endswith(_VALUE)
         }
-        #: The names in the files of those that have others in the reader.
-        self.renamed: dict[str, str] = {}
-        for number, path in places.of_tables(self.nodes, self.paths):
-            key, name = keys.get(number, ""), path + VALUE
-            if key in reader.shapes and name not in reader.shapes:
-                self.renamed.setdefault(name, key)
-        reader.rename(self.renamed)
-        renamed = {key: name for name, key in self.renamed.items()}
-        #: By key, what a variable was called in Python.
-        self.full_names: Mapping[str, str] = {
-            renamed.get(
-                attribute.checkpoint_key, attribute.checkpoint_key
-            ): attribute.full_name
-            for node in graph.nodes
-            for attribute in node.attributes
+        shapes = self.reader.shapes
+        renamed: dict[str, str] = {}
+        for number, path in places.of_tables(self.nodes, self.paths).items():
+            key, name = keys.get(number, ""), path + _VALUE
+            if key in shapes and name not in shapes:
+                renamed.setdefault(name, key)
+        names = {key: key for key in shapes if key.endswith(_VALUE)}
+        names |= {key: name for name, key in renamed.items()}
+        path_of = {key: name[: -len(_VALUE)] for key, name in names.items()}
+        self.keys = {
+            path_of[key]: key for key in sorted(names, key=names.__getitem__)
         }
-        #: The paths of those objects that are variables, by number.
-        self.variables: Mapping[int, str] = {
-            number: renamed.get(key, key).removesuffix(VALUE)
+        self.columns = {
+            path: self._column(key) for path, key in self.keys.items()
+        }
+        self.variables = {
+            number: path_of.get(key, key[: -len(_VALUE)])
             for number, key in keys.items()
         }
-        #: The paths of tables of which there are only shards.
+        self.full_names = {
+            path_of.get(a.checkpoint_key, a.checkpoint_key): a.full_name
+            for node in graph.nodes
+            for a in node.attributes
+        }
         self.sharded = [
             self.paths[number]
             for number in self.paths
@@ -125,14 +104,23 @@ class Objects:
             and self.nodes[number][PARAMETERS] not in keys
         ]
 
+    def _column(self, key: str) -> Column:
+        shape, dtype = tuple(self.reader.shapes[key]), self.reader.dtypes[key]
+
+        def read(start: int, size: int) -> np.ndarray:
+            if not shape:
+                return np.asarray(self.reader.read(key))
+            if not size:
+                return np.zeros((0, *shape[1:]), dtype.as_numpy_dtype)
+            rows = self.reader.read_rows(key, start, size).numpy()
+            return np.asarray(rows, np.float32) if dtype.is_floating else rows
+
+        return Column(shape, read, dtype)
+
     def names_of(self, path: str) -> list[str]:
-        """Under which names the owner of an object has it.
+        """The names under which an object's owner has the object, sorted.
 
-        Args:
-            path: the object's path.
-
-        Returns:
-            The names, sorted; one, unless objects are shared.
+        There are several where objects are shared.
         """
         *owners, name = [unescape(part) for part in path.split("/")]
         children = self.nodes[0] if self.nodes else {}
@@ -146,78 +134,34 @@ class Objects:
             if child == children.get(name)
         ) or [name]
 
+    def others(self, taken: Container[str]) -> list[Other]:
+        """The tensors that are not in `taken`, a set of variables' paths."""
+        names = {
+            **{key: key for key in self.reader.shapes},
+            **{key: path + _VALUE for path, key in self.keys.items()},
+        }
+        shapes, dtypes = self.reader.shapes, self.reader.dtypes
+        return [
+            Other(
+                name.removesuffix(_VALUE),
+                tuple(shapes[key]),
+                dtypes[key].name,
+                dtypes[key].size * math.prod(shapes[key]),
+            )
+            for key, name in sorted(names.items(), key=lambda item: item[1])
+            if key != _GRAPH and name.removesuffix(_VALUE) not in taken
+        ]
 
-def parse(message: Message, reader: BundleReader, key: str) -> None:
-    """Fills a protocol buffer from a checkpoint's tensor.
+    def parse(self, message: Message, key: str) -> None:
+        """Fills a protocol buffer from a tensor of the checkpoint.
 
-    Raises:
-        ValueError: the tensor is none.
-    """
-    where = f"'{key}' in '{reader.prefix}'"
-    if reader.dtypes[key] != tf.string or reader.shapes[key]:
-        raise ValueError(f"{where} is no string.")
-    try:
-        message.ParseFromString(reader.read(key).numpy())
-    except DecodeError as error:
-        raise ValueError(f"{where} can't be read: {error}") from error
-
-
-def variables(reader: BundleReader) -> Variables:
-    """The shapes and dtypes of a checkpoint's variables, by their paths."""
-    return {
-        key[: -len(VALUE)]: (shape, reader.dtypes[key])
-        for key, shape in sorted(reader.shapes.items())
-        if key.endswith(VALUE)
-    }
-
-
-def column(reader: BundleReader, path: str) -> Column:
-    """A variable, [rows, dim] or [rows], as a column of a table.
-
-    Args:
-        reader: the checkpoint.
-        path: the variable's path.
-    """
-    shape = tuple(reader.shapes[path + VALUE])
-
-    def read(start: int, size: int) -> np.ndarray:
-        values = reader.read_rows(path + VALUE, start, size).numpy()
-        return np.asarray(values, np.float32)
-
-    return Column(shape, read)
-
-
-def numbers(reader: BundleReader, path: str) -> Column:
-    """A variable, [n] or [n, m] int64, as keys or counters of a table.
-
-    Args:
-        reader: the checkpoint.
-        path: the variable's path.
-    """
-
-    def read(start: int, size: int) -> np.ndarray:
-        if not size:
-            return np.zeros((0, *shape[1:]), np.int64)
-        return reader.read_rows(path + VALUE, start, size).numpy()
-
-    shape = tuple(reader.shapes[path + VALUE])
-    return Column(shape, read, tf.int64)
-
-
-def others(reader: BundleReader, taken: Container[str]) -> tuple[Other, ...]:
-    """What a checkpoint holds beside its tables, by name.
-
-    Args:
-        reader: the checkpoint.
-        taken: the paths of the tables' variables.
-    """
-    return tuple(
-        Other(
-            name=name,
-            shape=tuple(reader.shapes[key]),
-            dtype=reader.dtypes[key].name,
-            nbytes=reader.dtypes[key].size * math.prod(reader.shapes[key]),
-        )
-        for key in sorted(reader.shapes)
-        if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
-    )
+        Raises:
+            ValueError: the tensor is no serialized protocol buffer.
+        """
+        where = f"'{key}' in '{self.reader.prefix}'"
+        if self.reader.dtypes[key] != tf.string or self.reader.shapes[key]:
+            raise ValueError(f"{where} is no string.")
+        try:
+            message.ParseFromString(self.reader.read(key).numpy())
+        except DecodeError as error:
+            raise ValueError(f"{where} can't be read: {error}") from error

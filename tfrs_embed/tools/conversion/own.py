@@ -2,131 +2,126 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint import names
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Table
-from tfrs_embed.tools.conversion.objects import (
-    VALUE,
-    Variables,
-    column,
-    numbers,
-    unescape,
-)
+from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.objects import SavedObjects, unescape
 
-#: The rank of what a table of keys has besides rows, int64, by name.
+#: The ranks of the int64 variables of a table of keys, by name.
 RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
 
 
-def find(
-    reader: BundleReader, variables: Variables
-) -> tuple[list[Table], dict[str, int], set[str]]:
-    """Finds the tables of this package's layers.
-
-    Args:
-        reader: the checkpoint.
-        variables: the variables' shapes and dtypes by path.
-
-    Returns:
-        The tables; the layers' steps by path; and the paths of the variables
-        that these are.
-    """
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for path in variables:
-        place = _place(path, variables)
+def find(saved: SavedObjects, found: Found) -> None:
+    """Finds the tables of this package's layers."""
+    of_tables: dict[tuple[str, str], dict[str, str]] = {}
+    for path in saved.columns:
+        place = _place(path, saved.columns)
         if place is not None:
-            found.setdefault(place[:2], {})[place[2]] = path
-    tables, taken = [], set()
-    for (layer, name), paths in found.items():
-        table, mine = _table(reader, variables, layer, name, paths)
-        if PARAMETERS in table.columns:
-            tables.append(table)
-            taken |= mine
-    steps = {}
-    for layer in dict.fromkeys(table.layer for table in tables):
-        path = f"{layer}/step" if layer else "step"
-        shape, dtype = variables.get(path, ([1], tf.int64))
-        if not shape and dtype.is_integer:
-            steps[layer] = int(reader.read(path + VALUE))
-            taken.add(path)
-    return tables, steps, taken
+            of_tables.setdefault(place[:2], {})[place[2]] = path
+    for (layer, name), paths in of_tables.items():
+        if saved.is_saved_model:
+            name = names.unescape(name)
+        if add_table(found, layer, name, paths, saved.columns):
+            step = f"{layer}/step" if layer else "step"
+            add_step(found, layer, step, saved.columns)
 
 
-def _table(
-    reader: BundleReader,
-    variables: Variables,
+def add_table(
+    found: Found,
     layer: str,
     name: str,
     paths: Mapping[str, str],
-) -> tuple[Table, set[str]]:
-    """A table of variables by their names, and the paths of those it has."""
-    columns, parts, taken = {}, {}, set()
+    columns: Mapping[str, Column],
+) -> bool:
+    """Adds a table, if it has parameters; returns whether it has.
+
+    Args:
+        found: takes the table.
+        layer: the layer's path.
+        name: the table's name.
+        paths: the paths of the table's variables by their names.
+        columns: the source's variables by path.
+
+    Raises:
+        ValueError: keys or a counter are of a wrong dtype or rank.
+    """
+    table: dict[str, Column] = {}
+    parts: dict[str, Column] = {}
     rate = None
-    for each in (PARAMETERS, *(p for p in paths if p != PARAMETERS)):
+    taken = set()
+    for each in dict.fromkeys((PARAMETERS, KEYS, *paths)):
         path = paths.get(each, "")
-        shape, dtype = variables.get(path, ([], tf.string))
-        if dtype == tf.int64 and len(shape) == RANKS.get(each):
-            parts[each] = numbers(reader, path)
-        elif each == LEARNING_RATE and not shape and dtype.is_floating:
-            rate = float(reader.read(path + VALUE))
-        elif each in RANKS and path and PARAMETERS in paths:
+        column = columns.get(path)
+        if column is None:
+            continue
+        rank = len(column.shape)
+        if each in RANKS and column.dtype == tf.int64 and rank == RANKS[each]:
+            parts[each] = column
+        elif each in RANKS and PARAMETERS in paths:
             raise ValueError(
-                f"'{path}' in '{reader.prefix}' is {dtype.name} of shape "
-                f"{shape}, not int64 of rank {RANKS[each]}, as {each} are."
+                f"'{path}' in '{found.path}' is {column.dtype.name} of shape "
+                f"{list(column.shape)}, not int64 of rank {RANKS[each]}, as "
+                f"{each} are."
             )
-        elif _is_column(each, shape, dtype):
-            columns[each] = dataclasses.replace(
-                column(reader, path), dtype=dtype
-            )
+        elif each == LEARNING_RATE and not rank and column.dtype.is_floating:
+            rate = float(column.number())
+        elif _is_column(each, column):
+            table[each] = column
         else:
             continue
         taken.add(path)
-    keys = parts.pop(KEYS, None)
-    return Table(layer, name, columns, keys, parts, rate), taken
+    if PARAMETERS not in table:
+        return False
+    found.tables.append(Table(layer, name, table, parts, rate))
+    found.taken |= taken
+    return True
 
 
-def _is_column(name: str, shape: list[int], dtype: tf.DType) -> bool:
-    """Whether a variable may be a table's parameters, or a slot of it."""
+def add_step(
+    found: Found, layer: str, path: str, columns: Mapping[str, Column]
+) -> None:
+    """Sets a layer's step, if `path` is that of an integer."""
+    column = columns.get(path)
+    if column and not column.shape and column.dtype.is_integer:
+        found.steps[layer] = int(column.number())
+        found.taken.add(path)
+
+
+def _is_column(name: str, column: Column) -> bool:
+    """Whether a variable may be a table's parameters or slot."""
     if name == PARAMETERS:
-        return len(shape) == 2 and shape[1] > 0 and dtype.name in DTYPES
-    # Some slots have a number for each row.
-    wide = len(shape) == 1 or (len(shape) == 2 and shape[1] > 0)
-    return wide and dtype == tf.float32
+        return column.is_table and column.dtype.name in DTYPES
+    by_row = len(column.shape) == 1
+    return column.dtype == tf.float32 and (by_row or column.is_table)
 
 
-def _place(path: str, variables: Variables) -> tuple[str, str, str] | None:
-    """A variable's layer, table and name, if it may be a table's.
-
-    Args:
-        path: the variable's path.
-        variables: all variables.
-    """
+def _place(
+    path: str, columns: Mapping[str, Column]
+) -> tuple[str, str, str] | None:
+    """The layer, the table and the name of a table's variable; else None."""
     parts = path.split("/")
-    if (
-        len(parts) >= 3
-        and parts[-3] == "tables"
-        and not (
-            parts[-2] == "table" and _is_layer("/".join(parts[:-2]), variables)
-        )
+    layer = "/".join(parts[:-2])
+    if parts[-3:-2] == ["tables"] and not (
+        parts[-2] == "table" and _is_layer(layer, columns)
     ):
-        layer, table = parts[:-3], unescape(parts[-2])
-    elif len(parts) >= 2 and parts[-2] == "table":
-        layer, table = parts[:-2], ""
-    else:
-        return None
-    return "/".join(layer), table, unescape(parts[-1])
+        return "/".join(parts[:-3]), unescape(parts[-2]), unescape(parts[-1])
+    if parts[-2:-1] == ["table"]:
+        return layer, "", unescape(parts[-1])
+    return None
 
 
-def _is_layer(path: str, variables: Variables) -> bool:
-    """Whether "tables" is a layer with one table, and no layer's tables.
+def _is_layer(path: str, columns: Mapping[str, Column]) -> bool:
+    """Whether an object called "tables" is a layer with one table.
 
-    Then it has a step, a number. What tables have is of a higher rank.
+    Its step then is a number. The variables of a table "step" are of a higher
+    rank.
     """
-    return f"{path}/step" in variables and not variables[f"{path}/step"][0]
+    step = columns.get(f"{path}/step")
+    return step is not None and not step.shape

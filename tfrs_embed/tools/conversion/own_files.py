@@ -1,9 +1,9 @@
 """The tables of this package's layers in Keras's files.
 
-In `.weights.h5`, and in a `.keras` file, which has one, a layer is a group by
-its class or attribute, with its engine's tables by name in a group below it. In
-the older `.h5` each layer has a list of weights, whose names end with a table's
-name and "parameters", a slot or the like.
+In `.weights.h5`, and in a `.keras` file, which contains one, a layer is a group
+by its class or attribute. The engine's tables are by name in a group below it.
+In the older `.h5` each layer has a list of weights. Their names end with a
+table's name and a variable's: "parameters", or a slot's name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 import h5py
-import numpy as np
-import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rows import KEYS
-from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES
-from tfrs_embed.tools.conversion.contents import Column, Table
-from tfrs_embed.tools.conversion.own import RANKS
+from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.own import RANKS, add_step, add_table
 
 # In a group: its variables, by number or name, and the layer's name.
 VARIABLES, NAME = "vars", "name"
@@ -41,177 +38,137 @@ _DYNAMIC = re.compile(r"dynamic_embedding(_\d+)?")
 # Names of weights in an older file: of Keras 3, and of tf_keras.
 _WEIGHT_3 = re.compile(rf"(?:.*/)?(tpu_embedding|engine)/(.+)_({_COLUMN})")
 _WEIGHT_2 = re.compile(rf"(.+)/({_COLUMN})")
-# All2AllDenseEmbedding and DynamicEmbedding call their only table so.
+# The only table of All2AllDenseEmbedding and DynamicEmbedding.
 _TABLE = "table"
 
 
-class OwnTables:
-    """Finds this package's tables in a file, as it is made.
+def find(file: h5py.File, columns: Mapping[str, Column], found: Found) -> None:
+    """Finds this package's tables in a file.
 
     Args:
         file: the file.
-        datasets: its datasets by path.
-
-    Attributes:
-        tables: what was found. Each table's layer is a group in a
-            `.weights.h5`, and in an older file the layer's name.
-        steps: the number of updates by the tables' `layer`.
-        taken: the paths of the datasets that these are.
-        notes: what a reader should know.
+        columns: the file's variables by path.
+        found: takes the tables. A table's layer is a group in a `.weights.h5`,
+            and the layer's name in an older file.
     """
+    for group in (file, file.get("model_weights")):
+        if group is not None and _listed(group, "layer_names"):
+            _find_older(file, group, columns, found)
+            return
+    _find_engines(file, columns, found)
+    _find_keras_layers(file, columns, found)
 
-    def __init__(
-        self, file: h5py.File, datasets: Mapping[str, h5py.Dataset]
-    ) -> None:
-        self.tables: list[Table] = []
-        self.steps: dict[str, int] = {}
-        self.taken: set[str] = set()
-        self.notes: list[str] = []
-        self._file = file
-        self._datasets = datasets
-        groups = [g for g in (file, file.get("model_weights")) if g is not None]
-        older = [group for group in groups if _listed(group, "layer_names")]
-        if older:
-            self._find_older(older[0])
-        else:
-            self._find_engines()
-            self._find_layers()
 
-    def _find_engines(self) -> None:
-        found: dict[tuple[str, str, str], dict[str, str]] = {}
-        for path in self._datasets:
-            if match := _ENGINE.fullmatch(path):
-                layer, engine, table, name = match.groups()
-                of_table = found.setdefault((layer or "", engine, table), {})
-                of_table[name] = path
-        for (layer, engine, table), paths in found.items():
-            name = unescape(table)
-            if name == _TABLE and self._is_by_key(layer, engine, paths):
-                name = ""
-            self._add(layer, name, paths)
-            group = f"{layer}/{engine}" if layer else engine
-            self._add_step(layer, f"{group}/{VARIABLES}/step")
-
-    def _is_by_key(self, layer: str, engine: str, names: Iterable[str]) -> bool:
-        """Whether a layer with a table "table" is an All2AllDenseEmbedding."""
+def _find_engines(
+    file: h5py.File, columns: Mapping[str, Column], found: Found
+) -> None:
+    of_tables: dict[tuple[str, str, str], dict[str, str]] = {}
+    for path in columns:
+        if match := _ENGINE.fullmatch(path):
+            layer, engine, table, name = match.groups()
+            of_table = of_tables.setdefault((layer or "", engine, table), {})
+            of_table[name] = path
+    for (layer, engine, table), paths in of_tables.items():
         group = f"{layer}/{engine}" if layer else engine
-        told = self._file[f"{group}/{VARIABLES}"].attrs.get(NAME)
-        last = layer.rpartition("/")[2]
-        if told or engine == "tpu_embedding":
-            return told == "engine"
-        if _BY_KEY.fullmatch(last) or _DYNAMIC.fullmatch(last):
-            return bool(_BY_KEY.fullmatch(last))
-        return self._guess(layer, names)
+        name = unescape(table)
+        if name == _TABLE:
+            told = file[f"{group}/{VARIABLES}"].attrs.get(NAME)
+            last = layer.rpartition("/")[2]
+            if told or engine == "tpu_embedding":
+                by_key = told == "engine"
+            elif _BY_KEY.fullmatch(last) or _DYNAMIC.fullmatch(last):
+                by_key = bool(_BY_KEY.fullmatch(last))
+            else:
+                by_key = _guess(found, layer, paths)
+            name = "" if by_key else _TABLE
+        add_table(found, layer, name, paths, columns)
+        add_step(found, layer, f"{group}/{VARIABLES}/step", columns)
 
-    def _guess(self, layer: str, names: Iterable[str]) -> bool:
-        """Guesses whether it is one, where the file doesn't tell."""
-        by_key = RANKS.keys() & set(names) <= {KEYS}
-        here = layer.rpartition("/")[2]
-        kinds = ["a DynamicEmbedding", "an All2AllDenseEmbedding"]
-        this, other = reversed(kinds) if by_key else kinds
-        option = f"{here}=table" if by_key else f"{here}/table="
-        self.notes.append(
-            f"The file doesn't tell of which class '{here}' is, and {this} is "
-            f"assumed. If it is {other}, convert it with --table {option} ."
+
+def _guess(found: Found, layer: str, names: Iterable[str]) -> bool:
+    """Guesses whether a layer is an All2AllDenseEmbedding, with a note."""
+    by_key = RANKS.keys() & set(names) <= {KEYS}
+    here = layer.rpartition("/")[2]
+    kinds = ["a DynamicEmbedding", "an All2AllDenseEmbedding"]
+    this, other = reversed(kinds) if by_key else kinds
+    option = f"{here}=table" if by_key else f"{here}/table="
+    found.notes.append(
+        f"The file doesn't tell of which class '{here}' is, and {this} is "
+        f"assumed. If it is {other}, convert it with --table {option} ."
+    )
+    return by_key
+
+
+def _find_keras_layers(
+    file: h5py.File, columns: Mapping[str, Column], found: Found
+) -> None:
+    """Finds the tables of Keras layers, this package's small tables too."""
+    for path in columns:
+        if match := _SMALL.fullmatch(path):
+            group = path.removesuffix("/0")
+            told = file[group].attrs.get(NAME)
+            name = str(told or match[2])
+            add_table(found, match[1] or "", name, {PARAMETERS: path}, columns)
+            if told is None:
+                found.notes.append(
+                    f"The small table '{match[2]}' has the name of its Keras "
+                    "layer; that of the table is not in the file."
+                )
+        elif match := _EMBEDDING.fullmatch(path):
+            _add_embedding(found, match[1], path, columns)
+
+
+def _add_embedding(
+    found: Found, layer: str, path: str, columns: Mapping[str, Column]
+) -> None:
+    """Adds the variable of a Keras Embedding layer."""
+    column = columns.get(path)
+    if column is not None and column.is_table:
+        found.tables.append(
+            Table(layer, "", {PARAMETERS: column}, of_keras=True)
         )
-        return by_key
-
-    def _find_layers(self) -> None:
-        """Finds the tables that Keras layers hold, small ones of ours too."""
-        for path in self._datasets:
-            if match := _SMALL.fullmatch(path):
-                layer, group = match[1] or "", path.removesuffix("/vars/0")
-                told = self._file[f"{group}/{VARIABLES}"].attrs.get(NAME)
-                name = str(told or match[2])
-                self._add(layer, name, {PARAMETERS: path})
-                if told is None:
-                    self.notes.append(
-                        f"The small table '{match[2]}' has the name of its "
-                        "Keras layer; that of the table is not in the file."
-                    )
-            elif match := _EMBEDDING.fullmatch(path):
-                self._add(match[1], "", {PARAMETERS: path}, of_keras=True)
-
-    def _find_older(self, group: h5py.Group) -> None:
-        classes = _classes(self._file)
-        for layer in _listed(group, "layer_names"):
-            found: dict[str, dict[str, str]] = {}
-            by_key = classes.get(layer) == "All2AllDenseEmbedding"
-            step = ""
-            for weight in _listed(group[layer], "weight_names"):
-                path = group[layer][weight].name.lstrip("/")
-                name = weight.removesuffix(":0").removeprefix(f"{layer}/")
-                *parts, last = name.split("/")
-                if match := _WEIGHT_3.fullmatch(name):
-                    by_key |= match[1] == "engine"
-                    found.setdefault(match[2], {})[match[3]] = path
-                elif match := _WEIGHT_2.fullmatch(name):
-                    found.setdefault(match[1], {})[match[2]] = path
-                elif name == "embeddings":
-                    self._add(layer, "", {PARAMETERS: path}, of_keras=True)
-                elif last == "embeddings":
-                    found["/".join(parts)] = {PARAMETERS: path}
-                elif last == "step":
-                    step = path
-            for table, paths in found.items():
-                single = [*found] == [_TABLE] and KEYS in paths
-                if single and not classes and not by_key:
-                    by_key = self._guess(layer, paths)
-                name = "" if table == _TABLE and by_key else table
-                self._add(layer, name, paths)
-            if found and step:
-                self._add_step(layer, step)
-
-    def _add(
-        self,
-        layer: str,
-        name: str,
-        paths: Mapping[str, str],
-        of_keras: bool = False,
-    ) -> None:
-        columns, parts = {}, {}
-        for each in (PARAMETERS, *paths):
-            dataset = self._datasets.get(paths.get(each, ""))
-            if dataset is None or each in columns:
-                continue
-            if dataset.ndim == RANKS.get(each) and dataset.dtype == np.int64:
-                parts[each] = _numbers(dataset)
-            elif dataset.ndim in (1, 2) and dataset.dtype.kind == "f":
-                columns[each] = rows(dataset)
-        if PARAMETERS in columns and len(columns[PARAMETERS].shape) == 2:
-            keys = parts.pop(KEYS, None)
-            self.tables.append(
-                Table(layer, name, columns, keys, parts, of_keras=of_keras)
-            )
-            self.taken |= set(paths.values())
-
-    def _add_step(self, layer: str, path: str) -> None:
-        dataset = self._datasets.get(path)
-        if dataset is not None and not dataset.shape:
-            self.steps[layer] = int(dataset[()])
-            self.taken.add(path)
+        found.taken.add(path)
 
 
-def rows(dataset: h5py.Dataset) -> Column:
-    """A dataset, [rows, dim] or [rows], as a column of a table."""
-
-    def read(start: int, size: int) -> np.ndarray:
-        return np.asarray(dataset[start : start + size], np.float32)
-
-    known = dataset.dtype.name in DTYPES
-    dtype = tf.as_dtype(dataset.dtype.name) if known else tf.float32
-    return Column(dataset.shape, read, dtype)
-
-
-def _numbers(dataset: h5py.Dataset) -> Column:
-    def read(start: int, size: int) -> np.ndarray:
-        return np.asarray(dataset[start : start + size], np.int64)
-
-    return Column(dataset.shape, read, tf.int64)
+def _find_older(
+    file: h5py.File,
+    group: h5py.Group,
+    columns: Mapping[str, Column],
+    found: Found,
+) -> None:
+    """Finds the tables of an older file, whose layers `group` has."""
+    classes = _classes(file)
+    for layer in _listed(group, "layer_names"):
+        of_tables: dict[str, dict[str, str]] = {}
+        by_key = classes.get(layer) == "All2AllDenseEmbedding"
+        step = ""
+        for weight in _listed(group[layer], "weight_names"):
+            path = group[layer][weight].name.lstrip("/")
+            name = weight.removesuffix(":0").removeprefix(f"{layer}/")
+            owner, _, last = name.rpartition("/")
+            if match := _WEIGHT_3.fullmatch(name):
+                by_key |= match[1] == "engine"
+                of_tables.setdefault(match[2], {})[match[3]] = path
+            elif match := _WEIGHT_2.fullmatch(name):
+                of_tables.setdefault(match[1], {})[match[2]] = path
+            elif name == "embeddings":
+                _add_embedding(found, layer, path, columns)
+            elif last == "embeddings":
+                of_tables[owner] = {PARAMETERS: path}
+            elif last == "step":
+                step = path
+        for table, paths in of_tables.items():
+            single = [*of_tables] == [_TABLE] and KEYS in paths
+            if single and not classes and not by_key:
+                by_key = _guess(found, layer, paths)
+            name = "" if table == _TABLE and by_key else table
+            add_table(found, layer, name, paths, columns)
+        if of_tables:
+            add_step(found, layer, step, columns)
 
 
 def _classes(file: h5py.File) -> dict[str, str]:
-    """The classes of a model's layers by their names; empty: it is weights."""
+    """The classes of a model's layers by name; empty for a file of weights."""
     config = file.attrs.get("model_config")
     if config is None:
         return {}
@@ -227,9 +184,7 @@ def _classes(file: h5py.File) -> dict[str, str]:
 def _listed(group: h5py.Group, name: str) -> list[str]:
     """The names in an attribute, which Keras cuts into several if it is long.
 
-    Args:
-        group: the group that has it.
-        name: its name.
+    The attributes of "weight_names" are then "weight_names0" and so on.
     """
     parts = sorted(
         (

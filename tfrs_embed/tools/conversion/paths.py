@@ -1,4 +1,4 @@
-"""Paths of the command line: local ones, and those of other file systems."""
+"""Paths on the command line: local ones, and those of other file systems."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ _FILE = "file:"
 
 
 def resolve(path: str, what: str) -> str:
-    """Makes a local path of one of `file://`, and checks others' schemes.
+    """Checks a path's scheme; makes a local path of a `file://` one.
 
     Args:
-        path: a path as it was given.
-        what: what it is, for errors.
-
-    Returns:
-        A path that TensorFlow reads and writes; local ones have no scheme.
+        path: a path from the command line.
+        what: what errors call the path.
 
     Raises:
-        InputError: it is empty, or TensorFlow has no such file system.
+        InputError: the path is empty, or TensorFlow has no such file system.
     """
     if not path:
         raise InputError(f"The {what} is empty: it must be a path.")
@@ -36,8 +33,8 @@ def resolve(path: str, what: str) -> str:
                 "one."
             )
         return local
-    scheme = scheme_of(path)
-    known = {_as_text(s) for s in tf.io.gfile.get_registered_schemes()}
+    scheme = _scheme_of(path)
+    known = {tf.compat.as_text(s) for s in tf.io.gfile.get_registered_schemes()}
     if scheme and scheme not in known:
         raise InputError(
             f"'{path}': TensorFlow has no file system '{scheme}' here, only "
@@ -46,19 +43,19 @@ def resolve(path: str, what: str) -> str:
     return path
 
 
-def scheme_of(path: str) -> str:
-    """A path's scheme; "" for that of a local path."""
+def _scheme_of(path: str) -> str:
+    """A path's scheme; "" for a local path."""
     found = _SCHEME.match(path)
     return found[1] if found else ""
 
 
 def check_local(path: str) -> None:
-    """Checks that a path that SOK's files have, or will have, is local.
+    """Checks that a path of SOK's files is local.
 
     Raises:
-        InputError: it is not.
+        InputError: the path has a scheme.
     """
-    if scheme := scheme_of(path):
+    if scheme := _scheme_of(path):
         raise InputError(
             f"'{path}': SOK's files are read and written on local file systems "
             f"only, not on '{scheme}'. Copy them."
@@ -68,14 +65,13 @@ def check_local(path: str) -> None:
 def check_new_checkpoint(path: str) -> None:
     """Checks that a checkpoint can be written to a path.
 
-    Args:
-        path: the path, as `resolve` returns it.
-
     Raises:
-        InputError: it is that of a folder, or of a checkpoint.
-        tf.errors.OpError: it can't be looked at.
+        InputError: the path is a folder's, or there is a checkpoint.
+        tf.errors.OpError: the file system can't be reached.
     """
-    within = path[_end_of_root(path) :]
+    scheme = _SCHEME.match(path)
+    # Without a scheme and a bucket.
+    within = path[scheme.end() :].partition("/")[2] if scheme else path
     if not os.path.basename(within) or tf.io.gfile.isdir(path):
         raise InputError(
             f"'{path}' is a folder: give the checkpoint a name in it, as in "
@@ -83,16 +79,3 @@ def check_new_checkpoint(path: str) -> None:
         )
     if tf.io.gfile.exists(f"{path}.index"):
         raise InputError(f"There is a checkpoint '{path}' already.")
-
-
-def _end_of_root(path: str) -> int:
-    """Where the path begins behind a scheme and, say, a bucket."""
-    scheme = _SCHEME.match(path)
-    if scheme is None:
-        return 0
-    slash = path.find("/", scheme.end())
-    return len(path) if slash < 0 else slash
-
-
-def _as_text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""The places of tables' variables among the objects of a checkpoint."""
+"""Paths of objects and of tables' variables in a checkpoint's object graph."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ TPU_EMBEDDING = "_tpu_embedding"
 KERAS_LAYERS = "_keras_embedding_layers"
 LAYOUTS = "_sparse_core_table_layouts"
 
-#: The children of each object, as numbers of objects by name.
+#: Each object's children: numbers of objects by name.
 Nodes = Sequence[Mapping[str, int]]
 
 
 def paths(nodes: Nodes) -> dict[int, str]:
-    """The objects' paths, by number, as TensorFlow makes keys of them.
-
-    Args:
-        nodes: the objects.
-    """
+    """Each object's path by its number, as TensorFlow makes keys of paths."""
     found = {0: ""} if nodes else {}
     waiting = collections.deque(found)
     while waiting:
@@ -34,32 +30,26 @@ def paths(nodes: Nodes) -> dict[int, str]:
     return found
 
 
-def of_tables(
-    nodes: Nodes, paths_: Mapping[int, str]
-) -> Iterator[tuple[int, str]]:
-    """Says which variables are tables', and their paths by their layers.
+def of_tables(nodes: Nodes, paths_: Mapping[int, str]) -> dict[int, str]:
+    """The paths of tables' variables, by their numbers.
 
-    In a SavedModel, and in TensorFlow's mid-level API, a variable's key may be
-    another path.
+    A path goes through the layer nearest to the root, and ends as in the
+    checkpoint of a layer. In a SavedModel, and in a checkpoint of TensorFlow's
+    mid-level API, the variable's key may be another path.
 
     Args:
         nodes: the objects.
-        paths_: their paths, the root's first.
-
-    Yields:
-        An object's number, once, and its path: that of the layer nearest to
-        the root, in which the variable is where layers' checkpoints have it.
+        paths_: the objects' paths, the root's first.
     """
-    done = set()
+    found: dict[int, str] = {}
     for owner, path in paths_.items():
         for name, number in _of_layer(nodes, owner):
-            if number not in done:
-                done.add(number)
-                yield number, _join(path, name)
+            found.setdefault(number, _join(path, name))
+    return found
 
 
 def _of_layer(nodes: Nodes, owner: int) -> Iterator[tuple[str, int]]:
-    """Variables of an object's tables by their paths in it."""
+    """The variables of an object's tables: their paths in it, their numbers."""
     children = nodes[owner]
     for holder in ("table", TPU_EMBEDDING):
         if holder in children:
@@ -70,7 +60,7 @@ def _of_layer(nodes: Nodes, owner: int) -> Iterator[tuple[str, int]]:
             for table, of_table in nodes[children[holder]].items():
                 for name, number in nodes[of_table].items():
                     yield f"{holder}/{in_key(table)}/{in_key(name)}", number
-    # Of the mid-level API itself. Stacks have their layouts beside them.
+    # The mid-level API itself. Stacks have their layouts beside them.
     if "_variables" in children and LAYOUTS not in children:
         for table, of_table in nodes[children["_variables"]].items():
             if PARAMETERS in nodes[of_table]:

@@ -1,14 +1,11 @@
-"""The reading of a path of any format as tables."""
+"""Reads the tables at a path, whatever format it has."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import names
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import (
@@ -21,14 +18,17 @@ from tfrs_embed.tools.conversion import (
     sok,
     tfrs,
 )
-from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.conversion.objects import (
-    Objects,
-    RenamingReader,
-    others,
-    variables,
-)
+from tfrs_embed.tools.conversion.contents import Contents, Found
+from tfrs_embed.tools.conversion.objects import SavedObjects
 
+#: The libraries with tables in TensorFlow's checkpoints. Each finds tables
+#: among the variables that those before it left.
+_LIBRARIES = {
+    "tfrs_embed": own.find,
+    "TensorFlow's TPU embeddings": tfrs.find,
+    "keras_rs": keras_rs.find,
+    "Keras": keras_layers.find,
+}
 _INSTEAD = (
     "Give a tf.train.Checkpoint of the model, its .keras or .weights.h5 file, "
     "or what tfrs_embed.serving.export writes of it."
@@ -36,17 +36,17 @@ _INSTEAD = (
 
 
 def read(path: str, dim: int | None = None) -> Contents:
-    """Reads what a checkpoint holds: names, shapes, no values yet.
+    """Finds the tables at a path, without reading values.
 
     Args:
-        path: a checkpoint's path, a folder whose latest is meant, a folder of
-            a SavedModel or of SOK's files, or a file of Keras.
+        path: a checkpoint's path; a folder, for its latest checkpoint; the
+            folder of a SavedModel or of SOK's files; or a file of Keras.
         dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
         InputError: there is no checkpoint, or it needs no dim.
-        ValueError: what it holds doesn't fit together.
-        tf.errors.OpError: it is damaged.
+        ValueError: the contents don't fit together.
+        tf.errors.OpError: the checkpoint is damaged.
     """
     path = paths.resolve(path, "source")
     if sok.is_folder(path):
@@ -59,67 +59,45 @@ def read(path: str, dim: int | None = None) -> Contents:
     if keras_files.is_file(path):
         return keras_files.read(path)
     if exported.is_saved_model(path):
-        return _read(path, exported.variables_of(path))
+        return _read(path, SavedObjects(exported.variables_of(path)))
     prefix = _prefix(path)
-    return _read(prefix, prefix)
+    return _read(prefix, SavedObjects(prefix))
 
 
-def _read(path: str, prefix: str) -> Contents:
-    reader = RenamingReader(prefix)
-    objects = Objects(reader)
-    contents = exported.read(path, reader, objects)
-    if contents is not None:
-        return contents
-    if objects.sharded:
+def _read(path: str, saved: SavedObjects) -> Contents:
+    found = Found(path)
+    exported.find(saved, found)
+    if found.tables:
+        return found.contents(exported.FORMAT, saved.others(found.taken))
+    if saved.sharded:
         raise ValueError(
-            f"'{path}' has only shards of the table '{objects.sharded[0]}', "
+            f"'{path}' has only shards of the table '{saved.sharded[0]}', "
             f"without the numbers of their rows. {_INSTEAD}"
         )
-    of_path = variables(reader)
-    tables, steps, taken = own.find(reader, of_path)
-    is_model = bool(objects.nodes) and "signatures" in objects.nodes[0]
-    if is_model:
-        tables = [
-            dataclasses.replace(table, name=names.unescape(table.name))
-            for table in tables
-        ]
-    formats = ["tfrs_embed"] if tables else []
-    notes: list[str] = []
-    for name, make in (
-        ("TensorFlow's TPU embeddings", tfrs.TfrsFinder),
-        ("keras_rs", functools.partial(keras_rs.KerasRsFinder, ours=tables)),
-        ("Keras", keras_layers.KerasFinder),
-    ):
-        rest = {p: v for p, v in of_path.items() if p not in taken}
-        finder = make(reader, rest, objects)
-        if finder.tables:
+    formats = []
+    for name, find in _LIBRARIES.items():
+        before = len(found.tables)
+        find(saved, found)
+        if len(found.tables) > before:
             formats.append(name)
-            tables += finder.tables
-            steps |= finder.steps
-            taken |= finder.taken
-        notes += finder.notes
     nameless = [
         name
-        for name in objects.full_names.values()
+        for name in saved.full_names.values()
         if name.endswith(f"/{PARAMETERS}")
     ]
-    if is_model and nameless and not tables:
+    if saved.is_saved_model and nameless and not found.tables:
         raise ValueError(
             f"'{path}' holds variables of tables, such as '{nameless[0]}', but "
             "not the layers that they belong to: Keras's model.export leaves "
             f"them out. {_INSTEAD}"
         )
-    return Contents(
-        path,
-        " and ".join(formats) or "no tables",
-        tuple(tables),
-        steps,
-        others(reader, taken),
-        tuple(notes),
+    return found.contents(
+        " and ".join(formats) or "no tables", saved.others(found.taken)
     )
 
 
 def _prefix(path: str) -> str:
+    """The path of a checkpoint, or of a folder's latest one."""
     prefix = path.removesuffix(".index")
     if tf.io.gfile.exists(f"{prefix}.index"):
         return prefix

@@ -1,10 +1,10 @@
-"""Files of NVIDIA's SparseOperationKit: a folder, with some files per variable.
+"""Files of NVIDIA's SparseOperationKit: a folder with a few files per variable.
 
 `sok.Saver().dump_to_file`, of SOK 1, writes `<variable>_keys.file`, int64 or
-uint32, and `<variable>_values.file`, float32, without anything else in them.
-`sok.dump`, of SOK 2, writes `<variable>-key`, `<variable>-weight` and
-`<variable>-<optimizer>-<slot>`, each behind a header that tells its dtype. In
-all of them a variable's rows are in one order, which is no particular one.
+uint32, and `<variable>_values.file`, float32, without headers. `sok.dump`, of
+SOK 2, writes `<variable>-key`, `<variable>-weight` and
+`<variable>-<optimizer>-<slot>`, each with a header that has the dtype. All
+files of a variable have its rows in the same order, which has no meaning.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import functools
 import os
 import string
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
-from tfrs_embed.tools.conversion.contents import Column, Contents, Other, Table
+from tfrs_embed.checkpoint.rows import KEYS
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.tools.conversion.contents import (
+    Column,
+    Contents,
+    Found,
+    Other,
+    Table,
+)
 from tfrs_embed.tools.conversion.keras_slots import KERAS_SLOTS
 
 _KEYS_1, _VALUES_1 = "_keys.file", "_values.file"
 _KEYS_2, _VALUES_2 = "-key", "-weight"
-# A header: the table's name, what the file holds, the slot's name, the dtype.
+# A header: the table's name, the kind of values, the slot's name, the dtype.
 _NAME_BYTES, _SLOT_BYTES = 256, 32
 _HEADER = _NAME_BYTES + 4 + _SLOT_BYTES + 4
 _HOLDS_KEYS, _HOLDS_ROWS, _HOLDS_SLOT = range(3)
 _DTYPES = ("i4", "i8", "u4", "u8", "f2", "f4", "f8")
-# The names of our optimizers' slots in SOK's optimizers.
+# SOK's optimizers, and their names of slots, by this package's names of slots.
 _OPTIMIZERS: Mapping[frozenset[str], tuple[str, Mapping[str, str]]] = {
     frozenset({"accumulators"}): ("Adagrad", {"accumulators": "accumulator"}),
     frozenset({"momenta", "velocities"}): (
@@ -43,19 +50,13 @@ _OPTIMIZERS: Mapping[frozenset[str], tuple[str, Mapping[str, str]]] = {
         {"accumulators": "accumulator", "linears": "linear"},
     ),
 }
-# A row that is looked up in a file may have a page of the file read.
+# Rows that are gathered from a file at a time. Each may read a page of it.
 _GATHERED = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """Numbers in a file.
-
-    Attributes:
-        path: the file.
-        offset: bytes before the first number.
-        dtype: their dtype.
-    """
+    """Numbers of one dtype in a file, behind `offset` bytes."""
 
     path: str
     offset: int
@@ -73,23 +74,15 @@ class _File:
         return size // self.dtype.itemsize
 
     def all(self) -> np.ndarray:
-        """The numbers."""
-        try:
-            return np.fromfile(self.path, self.dtype, offset=self.offset)
-        except MemoryError as error:
-            raise MemoryError(f"'{self.path}': {error}") from error
+        """Reads all numbers."""
+        return np.fromfile(self.path, self.dtype, offset=self.offset)
 
     def mapped(self, rows: int) -> np.ndarray:
-        """The numbers as [rows, dim], read where they are looked at."""
+        """The numbers as [rows, dim], which are read when they are used."""
         if not rows:
             return np.zeros((0, 0), self.dtype)
-        return np.memmap(
-            self.path,
-            self.dtype,
-            "r",
-            self.offset,
-            (rows, self.count // rows),
-        )
+        shape = (rows, self.count // rows)
+        return np.memmap(self.path, self.dtype, "r", self.offset, shape)
 
 
 def is_folder(path: str) -> bool:
@@ -100,106 +93,92 @@ def is_folder(path: str) -> bool:
 
 
 def read(folder: str, dim: int | None = None) -> Contents:
-    """Reads what variables a folder of SOK's files has.
-
-    A variable becomes a layer that has a table of keys.
+    """Finds the variables of a folder: each becomes a layer's table of keys.
 
     Args:
         folder: the folder.
-        dim: the width of the rows, which files of SOK 1 don't tell; None: what
-            it must be if their keys are int64. Files of SOK 2 must have it.
+        dim: the width of the rows. None: files of SOK 1, which don't tell it,
+            must have int64 keys. Files of SOK 2 must have this width.
 
     Raises:
-        ValueError: files that belong together don't fit together.
+        ValueError: a variable's files don't fit together.
     """
+    found = Found(folder)
     names = sorted(os.listdir(folder))
-    tables, notes, taken = [], [], set()
     for name in names:
         if name.endswith(_KEYS_1):
             variable = name.removesuffix(_KEYS_1)
-            values = variable + _VALUES_1
-            files = {"parameters": values}
-            _check_is_there(folder, values)
-            keys, rows, note = _headless(
-                os.path.join(folder, name), os.path.join(folder, values), dim
-            )
-            columns = {"parameters": rows}
-            notes += note
+            paths = {PARAMETERS: variable + _VALUES_1}
         elif name.endswith(_KEYS_2):
             variable = name.removesuffix(_KEYS_2)
-            files = {"parameters": variable + _VALUES_2}
-            _check_is_there(folder, files["parameters"])
+            paths = {PARAMETERS: variable + _VALUES_2}
             for other in names:
                 parts = other.split("-")
                 if parts[0] == variable and len(parts) == 3:
                     slot = KERAS_SLOTS.get(parts[2])
                     if slot is not None:
-                        files[slot] = other
-            keys = _headed(os.path.join(folder, name), _HOLDS_KEYS)
-            columns = {
-                slot: _headed(
-                    os.path.join(folder, file),
-                    _HOLDS_ROWS if slot == "parameters" else _HOLDS_SLOT,
-                )
-                for slot, file in files.items()
-            }
-            _check_dim(keys, columns, dim)
+                        paths[slot] = other
         else:
             continue
-        taken |= {name, *files.values()}
-        tables.append(_table(variable, keys, columns, dim))
+        if paths[PARAMETERS] not in names:
+            raise ValueError(
+                f"'{folder}' has keys, but no '{paths[PARAMETERS]}'."
+            )
+        found.taken |= {name, *paths.values()}
+        path = os.path.join(folder, name)
+        paths = {n: os.path.join(folder, each) for n, each in paths.items()}
+        if name.endswith(_KEYS_1):
+            files = {PARAMETERS: _File(paths[PARAMETERS], 0, np.dtype("f4"))}
+            keys = _headless_keys(path, files[PARAMETERS], dim, found)
+        else:
+            keys = _headed(path, _HOLDS_KEYS)
+            files = {
+                slot: _headed(
+                    each, _HOLDS_ROWS if slot == PARAMETERS else _HOLDS_SLOT
+                )
+                for slot, each in paths.items()
+            }
+        found.tables.append(_table(variable, keys, files, dim))
     others = [
         Other(name, (), "file", os.path.getsize(os.path.join(folder, name)))
         for name in names
-        if name not in taken
+        if name not in found.taken
     ]
-    return Contents(
-        folder, "SOK", tuple(tables), {}, tuple(others), tuple(notes)
+    return found.contents("SOK", others)
+
+
+def _headless_keys(
+    path: str, rows: _File, dim: int | None, found: Found
+) -> _File:
+    """The keys in a file of SOK 1, whose dtype follows from the rows."""
+    keys = _File(path, 0, np.dtype("i8"))
+    if dim is None:
+        if keys.count and rows.count % keys.count == 0:
+            found.notes.append(
+                f"'{path}' is taken to hold int64, and its rows to be "
+                f"{rows.count // keys.count} wide; if they aren't, say how "
+                "wide."
+            )
+        return keys
+    count, rest = divmod(rows.count, dim)
+    if rest:
+        raise ValueError(
+            f"'{rows.path}' has {rows.count} numbers, no whole number of rows "
+            f"of {dim}."
+        )
+    size = os.path.getsize(path)
+    if size == 8 * count:
+        return keys
+    if size == 4 * count:
+        return _File(path, 0, np.dtype("u4"))
+    raise ValueError(
+        f"'{rows.path}' has {count} rows of {dim}, but '{path}' has {size} "
+        "bytes, which is neither 8 nor 4 for each."
     )
 
 
-def _check_is_there(folder: str, name: str) -> None:
-    if not os.path.isfile(os.path.join(folder, name)):
-        raise ValueError(f"'{folder}' has keys, but no '{name}'.")
-
-
-def _headless(
-    keys: str, values: str, dim: int | None
-) -> tuple[_File, _File, list[str]]:
-    """A variable's files of SOK 1: the dtype of the keys is to be found."""
-    rows = _File(values, 0, np.dtype("f4"))
-    size = os.path.getsize(keys)
-    notes = []
-    dtype: np.dtype = np.dtype("i8")
-    if dim is None:
-        count = _File(keys, 0, dtype).count
-        if count and rows.count % count == 0:
-            notes.append(
-                f"'{keys}' is taken to hold int64, and its rows to be "
-                f"{rows.count // count} wide; if they aren't, say how wide."
-            )
-    else:
-        if rows.count % dim:
-            raise ValueError(
-                f"'{values}' has {rows.count} numbers, no whole number of rows "
-                f"of {dim}."
-            )
-        fitting = [
-            d
-            for d in (np.dtype("i8"), np.dtype("u4"))
-            if size == rows.count // dim * d.itemsize
-        ]
-        if not fitting:
-            raise ValueError(
-                f"'{values}' has {rows.count // dim} rows of {dim}, but "
-                f"'{keys}' has {size} bytes, which is neither 8 nor 4 for each."
-            )
-        dtype = fitting[0]
-    return _File(keys, 0, dtype), rows, notes
-
-
 def _headed(path: str, holds: int) -> _File:
-    """A file of SOK 2."""
+    """The numbers in a file of SOK 2."""
     with open(path, "rb") as file:
         header = file.read(_HEADER)
     if len(header) < _HEADER:
@@ -211,28 +190,20 @@ def _headed(path: str, holds: int) -> _File:
     return _File(path, _HEADER, np.dtype(_DTYPES[dtype]))
 
 
-def _check_dim(
-    keys: _File, columns: Mapping[str, _File], dim: int | None
-) -> None:
-    """Checks that the rows in files of SOK 2 are as wide as they should be."""
-    if dim is None:
-        return
-    for file in columns.values():
-        if file.count != keys.count * dim:
-            raise ValueError(
-                f"'{file.path}' has {file.count} numbers for the {keys.count} "
-                f"keys in '{keys.path}', which are no rows of {dim}."
-            )
-
-
 def _table(
     variable: str,
     keys: _File,
-    columns: Mapping[str, _File],
+    files: Mapping[str, _File],
     dim: int | None,
 ) -> Table:
+    """A variable as a table, sorted by key."""
     count = keys.count
-    for file in columns.values():
+    for file in files.values():
+        if dim is not None and file.count != count * dim:
+            raise ValueError(
+                f"'{file.path}' has {file.count} numbers for the {count} keys "
+                f"in '{keys.path}', which are no rows of {dim}."
+            )
         if file.dtype.kind != "f":
             raise ValueError(f"'{file.path}' holds {file.dtype.name}.")
         if (file.count % count if count else file.count) != 0:
@@ -243,39 +214,45 @@ def _table(
     if keys.dtype.kind not in "iu":
         raise ValueError(f"'{keys.path}' holds {keys.dtype.name}, no keys.")
     # Keys are sorted when they are first needed.
-    order = functools.cache(functools.partial(_sort, keys))
+    order = functools.cache(functools.partial(_sorted, keys))
+
+    def rows_of(file: _File) -> Column:
+        def read(start: int, size: int) -> np.ndarray:
+            places = order()[1][start : start + size]
+            parts = [
+                # Mapped again for each part: pages that were read through one
+                # mapping stay in memory.
+                file.mapped(count)[places[i : i + _GATHERED]].astype(np.float32)
+                for i in range(0, size, _GATHERED)
+            ]
+            return np.concatenate(parts)
+
+        width = file.count // count if count else dim or 0
+        return Column((count, width), read)
+
+    def read_keys(start: int, size: int) -> np.ndarray:
+        return order()[0][start : start + size]
+
     return Table(
         variable,
         "",
-        {
-            name: Column(
-                (count, file.count // count if count else dim or 0),
-                functools.partial(_rows, file, count, order),
-            )
-            for name, file in columns.items()
-        },
-        Column(
-            (count,), lambda start, size: order()[0][start:][:size], tf.int64
-        ),
+        {name: rows_of(file) for name, file in files.items()},
+        {KEYS: Column((count,), read_keys, tf.int64)},
     )
 
 
-def _sort(keys: _File) -> tuple[np.ndarray, np.ndarray]:
-    """The keys, ascending, and which of the file's they are."""
-    values = keys.all()
+def _sorted(keys: _File) -> tuple[np.ndarray, np.ndarray]:
+    """The keys, ascending, and their positions in the file."""
     try:
-        return _sorted(keys, values)
+        values = keys.all()
+        if values.size and values.max() > np.iinfo(np.int64).max:
+            raise ValueError(
+                f"'{keys.path}' has the key {values.max()}, which is no int64."
+            )
+        order = np.argsort(values, kind="stable")
+        values = values[order].astype(np.int64)
     except MemoryError as error:
         raise MemoryError(f"the keys in '{keys.path}': {error}") from error
-
-
-def _sorted(keys: _File, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if values.size and values.max() > np.iinfo(np.int64).max:
-        raise ValueError(
-            f"'{keys.path}' has the key {values.max()}, which is no int64."
-        )
-    order = np.argsort(values, kind="stable")
-    values = values[order].astype(np.int64)
     twice = np.flatnonzero(values[1:] == values[:-1])
     if twice.size:
         raise ValueError(
@@ -284,67 +261,55 @@ def _sorted(keys: _File, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values, order
 
 
-def _rows(
-    file: _File,
-    count: int,
-    order: Callable[[], tuple[np.ndarray, np.ndarray]],
-    start: int,
-    size: int,
-) -> np.ndarray:
-    places = order()[1][start : start + size]
-    parts = [
-        # Mapped anew, as the pages that were read stay in memory.
-        file.mapped(count)[places[i : i + _GATHERED]].astype(np.float32)
-        for i in range(0, size, _GATHERED)
-    ]
-    return np.concatenate(parts)
-
-
 def write(
     folder: str,
     table: Table,
-    saver: bool,
+    as_saver: bool,
     progress: Callable[[int], None],
 ) -> list[str]:
     """Writes a table as SOK's files.
 
     Args:
-        folder: where to.
+        folder: the folder to write to.
         table: the table.
-        saver: whether as `sok.Saver` does, or else as `sok.dump`.
+        as_saver: whether to write as `sok.Saver` does, or else as `sok.dump`.
         progress: called with numbers of bytes that were written.
 
     Returns:
-        What such files can't have.
+        The names of the columns that such files can't hold.
     """
-    rows = table.shape[0]
-    keys = np.arange(rows)
+    count = table.shape[0]
+    keys = np.arange(count)
     if table.keys is not None:
-        keys = table.keys.read(0, rows)
-    slots = table.columns.keys() - {"parameters"}
+        keys = table.keys.read(0, count)
+    slots = table.columns.keys() - {PARAMETERS}
     name = table.path.replace("/", "_")
-    if saver:
-        files = {"parameters": name + _VALUES_1}
-        _write_all(os.path.join(folder, name + _KEYS_1), b"", keys)
-        headers = {"parameters": b""}
+    if as_saver:
+        key_file, key_header = name + _KEYS_1, b""
+        files = {PARAMETERS: (name + _VALUES_1, b"")}
     else:
-        # As SOK does with its variables' names.
+        # As SOK makes files' names of variables' names.
         name = "".join("_" if c in string.punctuation else c for c in name)
-        # None of SOK's optimizers has a number for each row.
-        whole = all(len(table.columns[slot].shape) == 2 for slot in slots)
-        known = _OPTIMIZERS if whole else {}
-        optimizer, names = known.get(frozenset(slots), ("", {}))
-        files = {"parameters": name + _VALUES_2}
-        headers = {"parameters": _header(_HOLDS_ROWS, "", "f4")}
-        for slot, theirs in names.items():
-            files[slot] = f"{name}-{optimizer}-{theirs}"
-            headers[slot] = _header(_HOLDS_SLOT, theirs, "f4")
-        header = _header(_HOLDS_KEYS, "", "i8")
-        _write_all(os.path.join(folder, name + _KEYS_2), header, keys)
-    for column, file_name in files.items():
+        key_file, key_header = name + _KEYS_2, _header(_HOLDS_KEYS, "", "i8")
+        header = _header(_HOLDS_ROWS, "", "f4")
+        files = {PARAMETERS: (name + _VALUES_2, header)}
+        # SOK's optimizers have no slots with one number for each row.
+        if all(len(table.columns[slot].shape) == 2 for slot in slots):
+            optimizer, theirs = _OPTIMIZERS.get(frozenset(slots), ("", {}))
+            for slot, their_name in theirs.items():
+                header = _header(_HOLDS_SLOT, their_name, "f4")
+                files[slot] = f"{name}-{optimizer}-{their_name}", header
+    with open(os.path.join(folder, key_file), "wb") as file:
+        file.write(key_header)
+        file.write(keys.astype("<i8").data)
+    for slot, (file_name, header) in files.items():
+        column = table.columns[slot]
         with open(os.path.join(folder, file_name), "wb") as file:
-            file.write(headers[column])
-            _write_rows(file, table.columns[column], progress)
+            file.write(header)
+            for start, size in blocks(column.shape, tf.float32):
+                rows = column.read(start, size).astype("<f4", copy=False)
+                file.write(np.ascontiguousarray(rows).data)
+                progress(column.nbytes_of(size))
     left = sorted(slots - files.keys())
     if table.learning_rate is not None:
         left.append(LEARNING_RATE)
@@ -352,6 +317,7 @@ def write(
 
 
 def _header(holds: int, slot: str, dtype: str) -> bytes:
+    """The header of a file of SOK 2."""
     return b"".join(
         [
             b" " * _NAME_BYTES,
@@ -360,18 +326,3 @@ def _header(holds: int, slot: str, dtype: str) -> bytes:
             _DTYPES.index(dtype).to_bytes(4, "big"),
         ]
     )
-
-
-def _write_all(path: str, header: bytes, values: np.ndarray) -> None:
-    with open(path, "wb") as file:
-        file.write(header)
-        file.write(values.astype("<i8").data)
-
-
-def _write_rows(
-    file: BinaryIO, column: Column, progress: Callable[[int], None]
-) -> None:
-    for start, size in blocks(column.shape, tf.float32):
-        values = column.read(start, size).astype("<f4", copy=False)
-        file.write(np.ascontiguousarray(values).data)
-        progress(column.nbytes_of(size))

@@ -15,9 +15,7 @@ from tfrs_embed.tools.conversion.contents import Column
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of a column's values.
-
-    The norms are those of the finite values.
+    """Statistics of a column's values; norms are of the finite values.
 
     Attributes:
         norm: the Frobenius norm.
@@ -37,19 +35,16 @@ class Statistics:
 
 
 def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
-    """Reads a column, block by block.
+    """Reads a column in blocks, and measures its values.
 
     Args:
         column: the column.
         progress: called with the bytes of each block that has been read.
-
-    Returns:
-        What its values are like.
     """
     squares = norms = largest = 0.0
     zero_rows = nan = inf = 0
     for start, size in blocks(column.shape, tf.float32):
-        # Of a slot that has a number for each row, each is a row.
+        # A slot with one number for each row has rows of one number.
         rows = column.read(start, size).reshape(size, -1)
         zero_rows += size - int(np.count_nonzero(rows.any(1)))
         finite = np.isfinite(rows)
