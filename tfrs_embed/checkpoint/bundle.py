@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoint files, written and read in blocks of rows.
+"""Writes and reads tensors of TensorFlow's checkpoints in blocks of rows.
 
-A tensor is saved as slices of its rows, under its one name. Whoever asks
-TensorFlow for that name gets the whole tensor; whoever asks for some rows has
-only the slices read that hold them.
+A tensor is saved as slices of its rows, under one name. TensorFlow restores the
+whole tensor by that name, or reads only the slices that hold the rows asked
+for.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ from tfrs_embed.checkpoint.stored import REMEDY, Piece
 
 #: Bytes of a slice, unless one row has more.
 BLOCK_BYTES = 16 << 20
-#: Bytes that are handed to TensorFlow, and so held in memory, at a time.
+#: Bytes that TensorFlow writes at a time, and so the memory that writing takes.
 PART_BYTES = 64 << 20
-#: Bytes from which on a piece that a tensor was saved in, as others save them,
-#: is not read by TensorFlow, which would read all of it for some rows.
+#: Larger pieces of other programs' tensors are not read by TensorFlow, which
+#: would read a whole piece for some of its rows.
 LARGE_BYTES = 64 << 20
 
-# The parts of messages that TensorFlow puts there for itself.
+# Parts of TensorFlow's messages that only name its operations.
 _NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
 
 
 def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
-    """Cuts a tensor's rows into blocks.
-
-    Args:
-        shape: the tensor's shape, [rows, ...].
-        dtype: the tensor's dtype.
+    """Cuts the rows of a tensor [rows, ...] into blocks.
 
     Yields:
         The first row and the number of rows of each block.
@@ -49,16 +45,13 @@ def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
 
 
 class BundleWriter:
-    """Writes a checkpoint's tensors, part by part.
+    """Writes a checkpoint's tensors as parts for `merge`.
 
-    Parts are files of their own, which TensorFlow merges into a checkpoint
-    without reading them.
-
-    What can't be written is an error at the end, and what is added until then
-    is dropped: the caller may hold rows that others wait for.
+    After a failed write, `add` does nothing and `finish` raises the error: the
+    caller goes on reading rows, for which other workers wait.
 
     Args:
-        prefix: what the parts' paths begin with.
+        prefix: the beginning of the parts' paths.
         progress: called with numbers of bytes that were written.
     """
 
@@ -74,7 +67,7 @@ class BundleWriter:
         self._error: tf.errors.OpError | None = None
 
     def add(self, name: str, value: Any, slice_: str = "") -> None:
-        """Adds a whole tensor, or the slice that TensorFlow calls so."""
+        """Adds a whole tensor, or a slice that `slice_spec` describes."""
         if self._error is not None:
             return
         with tf.device("CPU:0"):
@@ -92,15 +85,14 @@ class BundleWriter:
         rows: tf.Tensor,
         column: int | None = None,
     ) -> None:
-        """Adds some rows of a tensor.
+        """Adds some rows of a tensor, or some columns of these rows.
 
         Args:
             name: the tensor's name.
             shape: the whole tensor's shape.
             start: the first row's index.
             rows: the rows.
-            column: the index of their first column, if they have some of the
-                columns of a matrix; None: they have all.
+            column: the first column's index; None: the rows have all columns.
         """
         spec = slice_spec(shape, start, rows.shape[0])
         if column is not None:
@@ -114,12 +106,12 @@ class BundleWriter:
         total: int | None = None,
         first: int = 0,
     ) -> None:
-        """Adds some rows of a tensor, or all of them, in blocks.
+        """Adds rows of a tensor in blocks.
 
         Args:
             name: the tensor's name.
             rows: the rows.
-            total: the number of rows of the whole tensor; None: these are all.
+            total: the number of rows of the whole tensor; None: `rows` is it.
             first: the first row's index.
         """
         count, *row = rows.shape
@@ -131,7 +123,7 @@ class BundleWriter:
             self.add_rows(name, shape, first + start, block)
 
     def flush(self) -> None:
-        """Writes what has been added."""
+        """Writes the tensors that were added."""
         if not self._pending:
             return
         names, slices, tensors = zip(*self._pending, strict=True)
@@ -153,15 +145,11 @@ class BundleWriter:
         self._pending, self._bytes = [], 0
 
     def fail(self, error: tf.errors.OpError) -> None:
-        """Has `finish` raise an error, unless there was one before."""
+        """Makes `finish` raise an error, unless it has an earlier one."""
         self._error = self._error or error
 
     def finish(self) -> list[str]:
-        """Writes what is left; returns the parts' prefixes.
-
-        Raises:
-            tf.errors.OpError: not all could be written.
-        """
+        """Writes what is left; returns the parts' prefixes, or raises."""
         self.flush()
         if self._error is not None:
             raise self._error
@@ -169,30 +157,32 @@ class BundleWriter:
 
 
 class BundleReader:
-    """Reads a checkpoint's tensors, whole or some rows.
+    """Reads a checkpoint's tensors: whole, or some rows.
 
-    Errors of damaged files name the checkpoint, the tensor and the files.
+    Errors of damaged files name the checkpoint, the tensor and the file.
 
     Args:
         prefix: the checkpoint's path, as `tf.train.latest_checkpoint` gives it.
 
+    Attributes:
+        shapes: the tensors' shapes by name.
+        dtypes: the tensors' dtypes by name.
+        rates: learning rates of tables by optimizer, for `SavedRate`.
+        progress: called with numbers of bytes that were read.
+
     Raises:
-        tf.errors.OpError: there is none, its index is damaged, or a data file
-            is missing or cut off.
+        tf.errors.OpError: there is no checkpoint, its index is damaged, or a
+            data file is missing or cut off.
     """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = Index(prefix)
-        #: Each tensor's shape, by name.
         self.shapes = self._index.shapes
-        #: Each tensor's dtype, by name.
         self.dtypes = self._index.dtypes
-        #: The rates that tables have here, by optimizer; see `SavedRate`.
         self.rates: dict[Any, dict[str, float]] = {}
-        #: Called with numbers of bytes that were read.
         self.progress: Callable[[int], None] | None = None
-        # Of tensors of which a piece is large, by name.
+        # The pieces of tensors with a large piece, by name.
         self._large: dict[str, list[Piece]] = {}
 
     def read(self, name: str) -> tf.Tensor:
@@ -214,7 +204,7 @@ class BundleReader:
         return rows
 
     def nbytes(self, name: str) -> int:
-        """The size of a tensor; 0 of strings."""
+        """The size of a tensor in bytes; 0 for strings."""
         return math.prod(self.shapes[name]) * self.dtypes[name].size
 
     def _count(self, name: str, shape: Sequence[int]) -> None:
@@ -222,12 +212,11 @@ class BundleReader:
             self.progress(math.prod(shape) * self.dtypes[name].size)
 
     def pieces(self, name: str) -> list[Piece]:
-        """Returns a tensor's pieces in the data files; see `Index.pieces`."""
+        """A tensor's pieces in the data files; see `Index.pieces`."""
         return self._index.pieces(name)
 
     def _large_pieces(self, name: str) -> list[Piece]:
-        """The pieces of a tensor that was saved in large ones; else empty."""
-        # A size of 0: its elements, strings, have none of their own.
+        """The pieces of a tensor with a large piece; else empty."""
         if self.nbytes(name) <= LARGE_BYTES:
             return []
         if name not in self._large:
@@ -257,7 +246,7 @@ class BundleReader:
         return value
 
     def _file_of(self, name: str) -> str:
-        """Which file an error is about, if the tensor is in one."""
+        """Words for the tensor's file; empty if it has several."""
         files: set[str] = set()
         with contextlib.suppress(ValueError):
             files = {piece.file for piece in self.pieces(name)}
@@ -265,18 +254,18 @@ class BundleReader:
 
 
 def slice_spec(shape: Sequence[int], start: int, size: int) -> str:
-    """TensorFlow's words for some rows of a tensor of a shape."""
+    """TensorFlow's description of `size` rows, from `start`, of a tensor."""
     dims = " ".join(str(n) for n in shape)
     return ":".join([f"{dims} {start},{size}"] + ["-"] * (len(shape) - 1))
 
 
 def message_of(error: tf.errors.OpError) -> str:
-    """An error's message, without what TensorFlow puts into it for itself."""
+    """An error's message, without the names of TensorFlow's operations."""
     return _NOISE.sub("", error.message)
 
 
 def merge(parts: Sequence[str], prefix: str) -> None:
-    """Makes one checkpoint of parts, which are gone then."""
+    """Makes one checkpoint of parts, and removes them; reads no tensors."""
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=list(parts),
         destination_prefix=prefix,

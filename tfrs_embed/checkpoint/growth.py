@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-# Inside of `growing_tables` its argument, else None.
+# The argument of the `growing_tables` that is active, or None.
 _shrink: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
     "growing_tables", default=None
 )
@@ -17,12 +17,12 @@ def growing_tables(shrink: bool = False) -> Iterator[None]:
     """Lets tables be restored from checkpoints in which they have fewer rows.
 
     The rows beyond those are initialized: parameters by the table's
-    initializer, slots as its optimizer begins them. Without it, another number
-    of rows is an error; fewer rows than a checkpoint has are one for all tables
-    but those with `DynamicKeys`, and another dim for all.
+    initializer, slots with the optimizer's initial values. Without this context
+    another number of rows is an error. Fewer rows than in the checkpoint stay
+    an error, except for tables with `DynamicKeys`; another dim always is one.
 
-    It holds for what is restored inside of it, tables that are only built later
-    included (these need TensorFlow 2.17).
+    It applies to restores that begin inside the context, also of tables that
+    are built later (with TensorFlow 2.17 and newer).
 
     Example:
         >>> def make_layer(rows):
@@ -41,10 +41,10 @@ def growing_tables(shrink: bool = False) -> Iterator[None]:
         True
 
     Args:
-        shrink: whether tables with `DynamicKeys` may take less keys than a
-            checkpoint has: those stay that would be evicted last. It holds for
-            tables that are there when they are restored. Tables that evict keys
-            in steps do so anyhow, and warn.
+        shrink: whether tables with `DynamicKeys` may take fewer keys than a
+            checkpoint has: the keys stay that would be evicted last. It applies
+            to tables that are built before the restore. Tables that evict keys
+            in steps drop keys anyway, and warn.
 
     Yields:
         Nothing.
@@ -62,5 +62,5 @@ def allowed() -> bool:
 
 
 def may_shrink() -> bool:
-    """Whether a table that is restored now may take less keys."""
+    """Whether a table that is restored now may take fewer keys."""
     return bool(_shrink.get())

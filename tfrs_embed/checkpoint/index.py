@@ -1,6 +1,6 @@
-"""A TensorFlow checkpoint's index: where in which file a tensor's bytes are.
+"""The index of a TensorFlow checkpoint: files and offsets of tensors.
 
-It is a sorted table of strings as LevelDB's, of `BundleEntryProto`s: see
+An index is a table of `BundleEntryProto`s in LevelDB's format: see
 tensorflow/core/util/tensor_bundle/tensor_bundle.h and
 tensorflow/core/lib/io/format.h.
 """
@@ -18,7 +18,7 @@ from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
-# Behind each block: how it is compressed, and a checksum.
+# Bytes after each block: its compression, and a checksum.
 _TRAILER = 5
 _VARINT_BYTES = 10
 # The limits of TensorFlow's shapes.
@@ -27,23 +27,23 @@ _MOST = 2**63 - 1
 
 
 class Index:
-    """The index of a checkpoint.
+    """The index of a checkpoint, with all entries checked.
 
-    All of it is checked, as TensorFlow ends the process over some of what an
-    index may say, such as a negative size, and makes room for data that are not
-    there. TensorFlow's own errors don't name the files.
+    TensorFlow aborts the process over some damaged entries, such as a negative
+    size, and allocates memory for data that are not there. Its errors don't
+    name the files.
 
     Args:
         prefix: the checkpoint's path.
 
     Attributes:
-        shapes: each tensor's shape, by name.
-        dtypes: each tensor's dtype, by name.
+        shapes: the tensors' shapes by name.
+        dtypes: the tensors' dtypes by name.
 
     Raises:
-        tf.errors.NotFoundError: there is none.
-        tf.errors.DataLossError: it is damaged, or a data file is missing or cut
-            off.
+        tf.errors.NotFoundError: there is no index.
+        tf.errors.DataLossError: the index is damaged, or a data file is missing
+            or cut off.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -59,7 +59,7 @@ class Index:
             if self._header.num_shards < 1:
                 raise self._damaged("it has no data files")
             tensors: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
-            # Of each tensor, in the order of their keys.
+            # Each tensor's slices, in the order of their keys.
             slices: dict[str, list[Piece]] = {}
             for key, value in values.items():
                 proto = self._checked_proto(key, value)
@@ -83,22 +83,19 @@ class Index:
             }
         except tf.errors.DataLossError:
             raise
-        except Exception as error:  # A protobuf's, or of an index.
+        except Exception as error:  # A protobuf's, or an IndexError.
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         self._check_files()
 
     def pieces(self, name: str) -> list[Piece]:
-        """Returns the pieces that have a tensor's rows, in their order.
+        """Returns the pieces of a tensor's rows in their order.
 
-        There is one, if the tensor was saved whole.
-
-        Args:
-            name: the tensor's name.
+        A tensor that was saved whole has one piece.
 
         Raises:
-            KeyError: it was not saved.
-            ValueError: it is cut along its columns too, or its bytes are in the
-                order of another machine.
+            KeyError: there is no such tensor.
+            ValueError: the tensor was saved in slices of columns, or on a
+                big-endian machine.
         """
         header = tensor_bundle_pb2.BundleHeaderProto
         if self._header.endianness != header.LITTLE:
@@ -117,19 +114,16 @@ class Index:
         proto: tensor_bundle_pb2.BundleEntryProto,
         pieces: list[Piece],
     ) -> list[Piece]:
-        """A tensor's slices with their first rows; all of it if it has none.
+        """Sets the first rows of a tensor's slices, `pieces`, and checks them.
 
-        Args:
-            name: the tensor's name.
-            proto: what the index says of it.
-            pieces: its slices, in the order of their keys.
+        A tensor without slices is one piece.
         """
         if not proto.slices:
             return [self._piece(name, proto)]
         if len(pieces) != len(proto.slices):
             raise self._damaged(f"a slice of '{name}' is missing")
-        # By dimension a slice's beginning and its length, -1 if it has all.
-        # They are sorted as their keys are.
+        # A slice's start and length in each dimension, (0, -1) for all of it.
+        # Keys are sorted in this order.
         slices = sorted(
             [
                 (e.start, e.length if e.HasField("length") else -1)
@@ -153,7 +147,7 @@ class Index:
         return pieces
 
     def _check_files(self) -> None:
-        """Checks that the data files are there, as long as they must be."""
+        """Checks that the data files are there, and long enough."""
         last: dict[str, tuple[int, str]] = {}
         for name, pieces in self._pieces.items():
             for piece in pieces:
@@ -173,7 +167,7 @@ class Index:
         sizes = [dim.size for dim in proto.shape.dim]
         dtype = tf.as_dtype(proto.dtype)
         elements = math.prod(sizes)
-        # Without zeros: a product of some of them must be a number, too.
+        # Without zeros, as products of some dimensions must be numbers too.
         product = math.prod(max(1, size) for size in sizes)
         if (
             proto.shape.unknown_rank
@@ -186,9 +180,9 @@ class Index:
         ):
             raise self._damaged(f"what it says of {key!r} can't be")
         if proto.slices:
-            return proto  # Its bytes are its slices'.
+            return proto  # Its slices have the bytes.
         if dtype in (tf.string, tf.variant, tf.resource):
-            # Each element takes a byte at least, for its length.
+            # Each element takes at least one byte, for its length.
             if elements > proto.size:
                 raise self._damaged(f"{key!r} has too few bytes")
         elif elements * dtype.size != proto.size:
@@ -215,7 +209,7 @@ class Index:
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
         if self._data[-8:] != _MAGIC or len(self._data) < _FOOTER:
             raise self._damaged("it does not end as an index does")
-        # Where the block of blocks is, behind the place of an empty one.
+        # The place of a block that is not used, and of the block of blocks.
         footer = len(self._data) - _FOOTER
         _, _, offset, size, _ = _numbers(4, self._data, footer)
         for _, value in self._block(offset, size):
@@ -233,7 +227,7 @@ class Index:
         if trailer[0] != 0:
             raise self._damaged("it is compressed")
         block = self._data[offset:end]
-        # Behind the entries: places to begin reading at, and their number.
+        # After the entries: offsets of some entries, and their number.
         count = int.from_bytes(block[-4:], "little")
         end = len(block) - 4 * (count + 1)
         if len(block) < 4 or end < 0 or count < 1:
@@ -253,7 +247,7 @@ class Index:
 
 
 def _length(file: str) -> int:
-    """Bytes of a file; -1 if there is none."""
+    """A file's size in bytes; -1 if there is no file."""
     try:
         return int(tf.io.gfile.stat(file).length)
     except tf.errors.NotFoundError:
@@ -261,7 +255,7 @@ def _length(file: str) -> int:
 
 
 def _numbers(count: int, data: bytes, at: int) -> list[int]:
-    """Reads numbers of 7 bits a byte; returns them, and where they end."""
+    """Reads numbers of 7 bits per byte; returns them, and the end's offset."""
     numbers = [0] * count
     for place in range(count):
         for i in range(_VARINT_BYTES):
@@ -276,10 +270,10 @@ def _numbers(count: int, data: bytes, at: int) -> list[int]:
 
 
 def _tensor_of(key: bytes) -> str:
-    """The name of a slice's tensor, with which the slice's key begins.
+    """The name of a slice's tensor.
 
-    The key is as tensorflow/core/util/saved_tensor_slice_util.h has it: a zero,
-    the name, and the slice's place. Keys are sorted as names and places are.
+    A slice's key is a zero, the name, and the slice's place: see
+    tensorflow/core/util/saved_tensor_slice_util.h.
     """
     name, _, _ = key[1:].partition(b"\0\1")
     return name.replace(b"\0\xff", b"\0").decode()

@@ -1,4 +1,4 @@
-"""Tables' names in places that not all characters may be in."""
+"""Tables' names where not all characters are allowed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ import re
 
 
 def escape(name: str, characters: str) -> str:
-    """Replaces characters by their codes, as URLs do.
+    """Replaces some ASCII characters by their codes, as URLs do.
 
-    A name without them stays as it is, unless it looks like an escaped one, so
-    that no two names become one.
-
-    Args:
-        name: the name.
-        characters: the characters, of ASCII.
-
-    Returns:
-        The name without the characters.
+    A "%" before two hexadecimal digits is replaced too: two names never become
+    the same one.
     """
     return re.sub(
         rf"[{re.escape(characters)}]|%(?=[0-9A-F]{{2}})",
@@ -26,12 +19,12 @@ def escape(name: str, characters: str) -> str:
 
 
 def unescape(name: str) -> str:
-    """The name that `escape` was given, whatever the characters were."""
+    """The name that `escape` was given, for any characters."""
     return re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), name)
 
 
 def in_key(name: str) -> str:
-    """An object's name as a part of a checkpoint's key."""
+    """An object's name as TensorFlow writes it in a checkpoint's key."""
     return name.replace(".", "..").replace("/", ".S")
 
 
@@ -41,10 +34,7 @@ def in_saved_model(name: str) -> str:
 
 
 def in_graphs(name: str) -> str:
-    """A table's name where graphs have it among their own: in ASCII.
-
-    No two names become one.
-    """
+    """A table's name in names of graphs: in ASCII, no two names the same."""
     return re.sub(
         r"[^A-Za-z0-9_.\\/>-]|>(?=[0-9A-F]{2})",
         lambda match: "".join(f">{byte:02X}" for byte in match[0].encode()),

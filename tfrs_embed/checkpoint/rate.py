@@ -18,15 +18,9 @@ LEARNING_RATE = "learning_rate"
 
 
 class SavedRate(Trackable, Saved):
-    """Saves and restores the rate that a table's optimizer has.
+    """Saves and restores the learning rate of a table's optimizer.
 
-    A rate that is computed isn't saved, and stays what it is when a checkpoint
-    has another. Checkpoints without one are restored as ever: TensorFlow only
-    misses what it saves itself.
-
-    Args:
-        name: what errors call it.
-        optimizer: the table's optimizer.
+    A rate that a schedule or a callable computes is neither saved nor restored.
     """
 
     optional = True
@@ -36,7 +30,7 @@ class SavedRate(Trackable, Saved):
         self._optimizer = optimizer
 
     def value(self) -> np.ndarray | None:
-        """The rate that was given or assigned; None: it is computed."""
+        """The rate; None if it is computed."""
         variable = self._optimizer.rate.variable
         return None if variable is None else np.asarray(variable.numpy())
 

@@ -1,4 +1,4 @@
-"""The interface of a table to checkpoints, which read and write its rows."""
+"""Interfaces by which checkpoints read and write tables and slots."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ VALUE = "VARIABLE_VALUE"
 _SUFFIX = f"/.ATTRIBUTES/{VALUE}"
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
-#: The names of the keys' counters, where keys come and go.
+#: The names of the counters of keys in a `DynamicKeys` table.
 FREQUENCY = "frequency"
 LAST_USED = "last_used"
-#: The name of what is known of keys without rows.
+#: The name of the candidates: keys without rows, and their counters.
 CANDIDATES = "candidates"
 #: The name of the factors of int8 rows in an exported model.
 SCALE = "scale"
 
-#: Makes initial rows from a row on: (first row's index, rows) block by block.
+#: Makes a table's initial rows from a row on, in blocks: (first row, rows).
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
 
 def key_of(name: str) -> str:
-    """The key of an object's value, of the object's name or the key itself."""
+    """The key of an object's value; `name` is the object's path or the key."""
     return name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}"
 
 
 def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
-    """Says that two slots of one name are of different rules, if they are."""
+    """Words for errors about slots whose shapes are of different rules."""
     if {len(here), len(there)} != {1, 2}:
         return ""
     return (
@@ -53,21 +53,20 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
 
 
 def sibling(key: str, name: str) -> str:
-    """The key of another object, which has the same parent."""
+    """The key of another child of a key's parent."""
     parent, slash, _ = key[: -len(_SUFFIX)].rpartition("/")
     return f"{parent}{slash}{name}{_SUFFIX}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldRows:
-    """Rows of a table, or of a slot, that this process holds.
+    """Rows of a table or slot that this process holds.
 
     Attributes:
-        rows: their number.
-        bytes: the memory that they take.
-        gather: takes numbers below `rows`, [n], and returns these rows, without
-            reading others.
-        keys: of a table of keys the key of each row, [rows] int64.
+        rows: the number of rows.
+        bytes: their memory in bytes.
+        gather: returns the rows of the positions [n], without reading others.
+        keys: the rows' keys, [rows] int64; None: rows have ids.
     """
 
     rows: int
@@ -77,15 +76,15 @@ class HeldRows:
 
 
 class Saved(abc.ABC):
-    """A value that is saved and restored in blocks.
+    """A value that this library saves and restores, in blocks.
 
     Attributes:
-        order: values of a lower order are restored first.
-        optional: whether there are checkpoints without it.
-        initial: makes the rows that a smaller table doesn't have.
-        growing: whether the restore that was last announced may grow tables.
-        exporting: whether it was last asked for by a SavedModel, which holds
-            variables alone.
+        name: the value's name in errors. order: values of a lower order are
+        restored first. optional: whether a checkpoint may lack the value.
+        initial: makes the rows that a smaller checkpoint lacks. growing:
+        whether the pending restore may grow tables. exporting: whether
+        TensorFlow is writing a SavedModel, in which the value
+            must be a plain variable.
     """
 
     name: str
@@ -96,62 +95,58 @@ class Saved(abc.ABC):
     exporting = False
 
     def held(self) -> list[HeldRows]:
-        """The rows that this process holds, each once; no collective.
+        """The rows that this process holds, each once, without a collective.
 
-        Empty if it is no rows, or if this process has none as a whole.
+        Empty for values without rows, or if no row is here as a whole.
         """
         return []
 
     @property
     def nbytes(self) -> int:
-        """How much this process writes to save it; 0 if it hardly matters."""
+        """Bytes that this process writes to save the value, for progress."""
         return 0
 
     @abc.abstractmethod
     def save(self, key: str, session: Session) -> None:
-        """Writes it under a key."""
+        """Writes the value under a key."""
 
     @abc.abstractmethod
     def check(self, key: str, reader: BundleReader) -> None:
-        """Checks that what is under a key fits, before anything is restored.
+        """Checks that the value under a key fits; called before all restores.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the value doesn't fit.
         """
 
     @abc.abstractmethod
     def restore(self, key: str, reader: BundleReader) -> None:
-        """Reads what is under a key."""
+        """Reads the value under a key."""
 
 
 class Rows(Saved):
-    """A table, or a slot, as rows: [vocabulary_size, dim] of `dtype`.
-
-    A slot may have one number for each row, [vocabulary_size]: each is then a
-    row here.
-    """
+    """A table or slot: rows [vocabulary_size, dim], or [vocabulary_size]."""
 
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 
     @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] or [size], in the host's memory."""
+        """Returns rows [size, dim] or [size], in the host's memory."""
 
     @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """Sets the rows from `start` on to a block, [n, dim] or [n]."""
+        """Writes rows [n, dim] or [n], from row `start` on."""
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.size
 
     def reading(self) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds reads that belong together."""
+        """A context for reads that belong together."""
         return contextlib.nullcontext()
 
     def writing(self) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds writes that belong together."""
+        """A context for writes that belong together."""
         return contextlib.nullcontext()
 
     def save(self, key: str, session: Session) -> None:
@@ -171,7 +166,7 @@ class Rows(Saved):
                 f"{where}: it has the shape {here} here and {there} there; "
                 f"only the number of rows may differ.{other_slot(here, there)}"
             )
-        # Keras's part of a layer may be of another than engines have.
+        # Another floating dtype is cast.
         if not reader.dtypes[key].is_floating:
             raise ValueError(
                 f"{where}: it is {reader.dtypes[key].name} there, not "
@@ -198,7 +193,7 @@ class Rows(Saved):
                 for start, size in blocks(there, tf.float32)
             )
             end: Any = (there[0], None)
-            # One block is read while the one before is written.
+            # A block is read while the previous one is written.
             for (start, read), _ in itertools.pairwise(
                 itertools.chain(reads, [end])
             ):
@@ -210,12 +205,11 @@ class Rows(Saved):
 
 
 class VariableRows(Rows):
-    """The rows of a variable that holds its table whole.
+    """The rows of a variable that holds a whole table.
 
     Args:
-        name: what errors call it.
-        variable: the variable, of one device or of a strategy that gives each
-            replica a copy.
+        name: the table's name in errors.
+        variable: a variable on one device, or with a copy on each replica.
     """
 
     def __init__(self, name: str, variable: tf.Variable) -> None:
@@ -230,7 +224,7 @@ class VariableRows(Rows):
         variable, rows = self._copies[0], self.shape[0]
 
         def gather(wanted: np.ndarray) -> tf.Tensor:
-            # Reading the variable would copy it if it was updated sparsely.
+            # `variable[...]` copies a variable that was updated sparsely.
             with tf.device(variable.device):
                 return tf.gather(variable, tf.constant(wanted, tf.int64))
 
@@ -245,8 +239,8 @@ class VariableRows(Rows):
 
 
 def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
-    """Returns rows of a variable in the host's memory; it reads no others."""
-    # Reading the variable would copy all of it if it was updated sparsely.
+    """Returns rows of a variable in the host's memory, reading no others."""
+    # `variable[...]` copies a variable that was updated sparsely.
     with tf.device(variable.device):
         rows = tf.gather(variable, tf.range(start, start + size))
     with tf.device("CPU:0"):
@@ -254,13 +248,7 @@ def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
 
 
 def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
-    """Writes rows in place, on the variable's device.
-
-    Args:
-        variable: [n, dim] or [n].
-        ids: the rows' indices, unique.
-        rows: the rows.
-    """
+    """Writes rows of unique `ids` in place, on the variable's device."""
     with tf.device(variable.device):
         scatter_update(variable, ids, rows)
 

@@ -1,10 +1,8 @@
-"""Saves and restores tables where TensorFlow saves and restores variables.
+"""Saves and restores tables as a part of TensorFlow's checkpoints.
 
-TensorFlow lets a library register how objects of its own are written into a
-checkpoint. Tables are written in blocks, by the workers that hold them, and so
-never need a second table's worth of memory. The values have the keys that
-TensorFlow would give them, so whoever reads checkpoints by key sees no
-difference.
+A saver that is registered with TensorFlow writes tables in blocks, on the
+workers that hold them, without the memory for a second table. Values have the
+keys that TensorFlow would give them.
 """
 
 from __future__ import annotations
@@ -22,22 +20,17 @@ from tfrs_embed.compat import progress
 from tfrs_embed.compat.private_tensorflow import registration, save_context
 
 _ATTRIBUTE = "_tfrs_embed_saved"
-# TensorFlow puts both into the paths that savers are given.
+# TensorFlow adds both to the paths that it gives to savers.
 _PACKAGE, _NAME = "tfrs_embed", "table"
 
 
 def mark(variable: Any, saved: Saved) -> None:
-    """Has a variable, or what is like one, saved and restored in blocks.
-
-    Args:
-        variable: the object that a checkpoint has.
-        saved: saves and restores it.
-    """
+    """Makes `saved` save and restore a variable, or an object like one."""
     if isinstance(variable, Saved):
         return
     setattr(variable, _ATTRIBUTE, saved)
-    # Keras's `model.export` writes variables without their owners, which tell
-    # `saved` elsewhere that a SavedModel is being written.
+    # Keras's `model.export` writes variables without their owners, so the
+    # variable itself must tell `saved` that TensorFlow writes a SavedModel.
     children_of = variable._trackable_children
 
     def children(save_type: str = "checkpoint", **kwargs: Any) -> Any:
@@ -51,7 +44,7 @@ def marked(variable: Any) -> Saved | None:
     """The `Saved` of an object that is one or is marked, else None."""
     if issubclass(type(variable), Saved):
         return variable
-    # All objects of all checkpoints are asked: theirs may be any __getattr__.
+    # Called for all objects of all checkpoints: __getattr__ may do anything.
     try:
         attributes = object.__getattribute__(variable, "__dict__")
     except AttributeError:
@@ -61,7 +54,7 @@ def marked(variable: Any) -> Saved | None:
 
 def _applies(trackable: Any) -> bool:
     saved = marked(trackable)
-    # SavedModels are loaded where nothing of this is registered.
+    # Programs that load a SavedModel have not registered this saver.
     return (
         saved is not None
         and not saved.exporting
@@ -90,7 +83,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
             for key, saved in _by_key(trackables).items()
             if key in reader.shapes or not saved.optional
         }
-        # Keys come before their rows.
+        # Keys are restored before their rows.
         found = dict(sorted(found.items(), key=lambda f: f[1].order))
         for key, saved in found.items():
             if key not in reader.shapes:
@@ -114,12 +107,12 @@ def _by_key(trackables: Mapping[str, Any]) -> dict[str, Saved]:
 
 
 def _what(prefix: str) -> str:
-    """What progress calls a checkpoint's tables."""
+    """The name of a checkpoint's tables in progress bars."""
     return f"tables of '{os.path.basename(_checkpoint_of(prefix))}'"
 
 
 def _checkpoint_of(prefix: str) -> str:
-    """The path of the checkpoint whose tables have a path of their own."""
+    """The checkpoint's path, without what TensorFlow adds for this saver."""
     return prefix.removesuffix(f"-{_PACKAGE}.{_NAME}")
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint being written, by one process or by several."""
+"""Writes one checkpoint, in one process or in several."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
 TIMEOUT_S = 600
-# The folder of the parts until TensorFlow merges them.
+# The end of the folder of the parts, until TensorFlow merges them.
 _TEMP = "_temp"
 
 
 class Session:
-    """A process's part in writing a checkpoint.
+    """Writes a process's part of a checkpoint.
 
     Values that only this process has go into its own checkpoint. Values of
-    which all workers have a part go into the chief's, wherever the others save.
+    which all workers have a part go into the chief's.
 
     Args:
-        prefix: what the paths of this process's parts begin with.
+        prefix: the beginning of the paths of this process's parts.
         checkpoint: the path of the checkpoint that this process writes.
         progress: called with numbers of bytes that this process wrote.
     """
@@ -40,7 +40,7 @@ class Session:
         self._folder = prefix + _TEMP
         self._progress = progress
         self._own = BundleWriter(f"{self._folder}/part", progress)
-        # A save that was killed may have left parts of as many slices.
+        # A save that was killed may have left parts.
         try:
             if tf.io.gfile.exists(self._folder):
                 tf.io.gfile.rmtree(self._folder)
@@ -50,12 +50,12 @@ class Session:
         self._shared: _Shared | None = None
 
     def writer(self, replicas: Replicas | None = None) -> BundleWriter:
-        """Returns where to write to.
+        """Returns the writer for a table.
 
         Args:
-            replicas: those that hold the parts of a table; None: this process
-                has all of it. Asking for those of several workers the first
-                time is a rendezvous: all must.
+            replicas: the replicas that hold the table; None: this process has
+                all of it. The first call for several workers waits for all of
+                them.
         """
         if replicas is None or replicas.workers == 1:
             return self._own
@@ -64,21 +64,21 @@ class Session:
         return self._shared.writer
 
     def _begin(self, replicas: Replicas) -> _Shared:
-        """Tells all workers the folder of the chief's parts."""
+        """Exchanges the workers' folders; returns the writer to the chief's."""
         number, me = replicas.count("saves"), replicas.worker
         prefix = f"tfrs_embed/{replicas.group}/save"
         key = f"{prefix}/{number}"
         with waits.together(replicas, "save sharded tables"):
             folders = _exchange(replicas, f"{key}/to", self._folder)
         for worker, theirs in enumerate(folders[1:], 1):
-            # All raise it, as none may wait for another's rows.
+            # All workers raise the error: none may wait for another's rows.
             if theirs == folders[0]:
                 raise ValueError(
                     f"Worker {worker} saves to the path of the chief, whose "
                     f"parts go to '{theirs}': give all workers but the chief a "
                     "path of their own."
                 )
-        # All have read what the last save left, or they would not be here.
+        # All workers have read the texts of the previous save.
         for name in ("to", "done"):
             key_value_store.remove(f"{prefix}/{number - 1}/{name}/{me}")
         writer = BundleWriter(f"{folders[0]}/worker-{me}", self._progress)
@@ -87,13 +87,13 @@ class Session:
     def finish(self) -> list[str]:
         """Writes what is left; returns the parts of this checkpoint.
 
-        Those of tables of several workers are the chief's. Workers wait for
-        each other then, and if one could not save its part, all raise that.
+        The parts of tables on several workers belong to the chief's checkpoint.
+        Workers then wait for each other, and all raise an error if one failed.
 
         Raises:
-            tf.errors.OpError: not all could be written.
-            RuntimeError: another worker could not save, or its files are not to
-                be seen.
+            tf.errors.OpError: this process could not write.
+            RuntimeError: another worker could not, or its files are missing on
+                the chief.
         """
         if self._shared is None:
             return self._own.finish()
@@ -124,21 +124,15 @@ class Session:
 
 
 class _Shared(NamedTuple):
-    """What all workers write into the chief's checkpoint.
-
-    Attributes:
-        replicas: the workers' replicas.
-        key: what workers' texts for each other are kept under.
-        writer: writes this worker's parts.
-    """
+    """A save of all workers into the chief's checkpoint."""
 
     replicas: Replicas
-    key: str
-    writer: BundleWriter
+    key: str  # Of the texts that workers exchange.
+    writer: BundleWriter  # Writes this worker's parts.
 
 
 def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:
-    """Returns the texts of all workers."""
+    """Sends a text to all workers, and returns all workers' texts."""
     key_value_store.send(f"{key}/{replicas.worker}", text)
     try:
         return [
@@ -155,10 +149,10 @@ def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:
 
 
 def _remove_parts(folder: str) -> None:
-    """Removes the parts that TensorFlow wrote to a folder, if it is there.
+    """Removes the parts that TensorFlow left in a folder, if there is one.
 
-    TensorFlow, which saves after this library, writes over some of them, and
-    removes the folder if it is empty then.
+    TensorFlow, which saves after this library, would overwrite some of the
+    parts only. It removes the folder if it is empty in the end.
     """
     if not tf.io.gfile.isdir(folder):
         return
@@ -168,11 +162,7 @@ def _remove_parts(folder: str) -> None:
 
 
 def check_seen(worker: int, parts: Sequence[str]) -> None:
-    """Checks that the parts that a worker has saved are to be seen here.
-
-    Raises:
-        RuntimeError: they are not.
-    """
+    """Raises a RuntimeError if this process can't see a worker's parts."""
     for part in parts:
         if not tf.io.gfile.exists(f"{part}.index"):
             raise RuntimeError(

@@ -1,11 +1,11 @@
-"""Refuses to give one variable another's slots.
+"""Checks that a Keras optimizer's slots are restored for the right variables.
 
-Keras's optimizers save slots by the position of the variables that they train;
-only tf_keras's legacy ones don't. `size_threshold`, and whether a table has an
-optimizer, decide which variables these are: under another, TensorFlow would
-restore a variable's slots into another's, silently where their shapes are
-equal. So an optimizer that trains a layer's variables saves where they were,
-and compares.
+Keras's optimizers, except tf_keras's legacy ones, save slots by the positions
+of the variables that they train. Which variables a layer has depends on
+`size_threshold` and on the tables' optimizers. With other settings TensorFlow
+would restore a variable's slots into another's, silently where their shapes are
+equal. So an optimizer that trains a layer's variables saves their positions,
+and compares them in a restore.
 """
 
 from __future__ import annotations
@@ -29,26 +29,18 @@ _CHILD = "tfrs_embed_order"
 
 
 def mark(variable: tf.Variable, name: str) -> None:
-    """Has optimizers that train a variable save its position.
-
-    Args:
-        variable: the variable.
-        name: what it is, whatever else the optimizer trains.
-    """
+    """Makes optimizers that train a variable save its position and name."""
     setattr(variable, _ATTRIBUTE, name)
 
 
 class SavedOrder(Trackable, Saved):
-    """Where layers' variables are among those that an optimizer trains.
+    """The positions of layers' variables among those that an optimizer trains.
 
     Attributes:
-        places: by position, as JSON has it, a variable's name and shape.
-        tracked: whether the optimizer has it. A pending restore is checked
-            when it is attached; attaching must not raise.
-        refused: what was wrong with the last restore.
-
-    Args:
-        optimizer: the optimizer.
+        places: the variables' names and shapes, by position as a string.
+        tracked: whether the optimizer tracks this object. A pending restore is
+            checked when it is attached; attaching must not raise.
+        refused: the error of the last restore.
     """
 
     optional = True
@@ -61,7 +53,7 @@ class SavedOrder(Trackable, Saved):
         self._optimizer = optimizer
 
     def save(self, key: str, session: Session) -> None:
-        # The first is the number of iterations.
+        # The first variable is the number of iterations.
         if len(self._optimizer.variables) > 1:
             session.writer().add(key, json.dumps(self.places))
 
@@ -83,25 +75,25 @@ class SavedOrder(Trackable, Saved):
                 raise self.refused
 
     def _legacy(self) -> str:
-        """What else helps, if there is something."""
+        """Another remedy for the error, with tf_keras."""
         if kerases.of(self._optimizer).__name__ != kerases.TF_KERAS:
             return ""
         return " tf_keras.optimizers.legacy's keep slots by variable."
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """Does nothing: there is only something to check."""
+        """Does nothing: `check` has compared the positions."""
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        # SavedModels are loaded where nothing of this is registered.
+        # Programs that load a SavedModel have not registered this saver.
         self.exporting = save_type == "savedmodel"
         return children
 
     def _maybe_initialize_trackable(self) -> None:
         super()._maybe_initialize_trackable()
-        # TensorFlow calls this as it finds the object for a restore, too.
+        # TensorFlow calls this also when it finds the object for a restore.
         self.exporting = False
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
@@ -120,12 +112,9 @@ def _text(places: dict[str, Any]) -> str:
 
 @functools.cache
 def install(keras: Any) -> None:
-    """Has a Keras's new optimizers save the order that they are built with.
+    """Makes the new optimizers of a Keras save their variables' positions.
 
-    As they are built, they warn of settings that don't reach tables.
-
-    Args:
-        keras: tf_keras or Keras 3.
+    They also warn, when they are built, of settings that don't reach tables.
     """
     own = keras.__name__ == kerases.TF_KERAS
     method = "_build_index_dict" if own else "build"
@@ -145,12 +134,12 @@ def install(keras: Any) -> None:
             for i, variable in enumerate(var_list)
             if (name := getattr(variable, _ATTRIBUTE, None)) is not None
         }
-        # A build that was refused has one already.
+        # After a build that was refused there is one already.
         order = self._lookup_dependency(_CHILD)
         if order is None:
             if not places and _CHILD not in self._deferred_dependencies:
-                # No layer's variable is trained, here or where a pending
-                # checkpoint was saved.
+                # No layer's variable is trained, and a pending checkpoint has
+                # no positions.
                 return
             order = SavedOrder(self)
         order.places = places
@@ -161,7 +150,7 @@ def install(keras: Any) -> None:
         self._track_trackable(order, _CHILD)
         order.tracked = True
         if order.refused is not None:
-            # Keras 3 has noted that it is built, but not made the slots.
+            # Keras 3 has set `built`, and made no slots.
             self.built = False
             raise order.refused
 

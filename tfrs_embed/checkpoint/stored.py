@@ -1,6 +1,6 @@
-"""A tensor's rows, read straight from a checkpoint's data files.
+"""Reads rows of a tensor from a checkpoint's data files.
 
-TensorFlow reads all of what was saved in one piece, whatever is asked for.
+TensorFlow would read a whole piece for some of its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-#: What to do where a file is damaged.
+#: The end of errors about damaged files.
 REMEDY = "Use an earlier checkpoint, or another copy of this one."
 
 _VERIFY_BYTES = 16 << 20
@@ -20,19 +20,19 @@ _VERIFY_BYTES = 16 << 20
 
 @dataclasses.dataclass(eq=False)
 class Piece:
-    """A tensor, or some rows that were saved together, in a data file.
+    """A tensor, or some of its rows, in a data file.
 
-    Reading all rows, in their order, verifies the checksum.
+    Reading all rows in their order verifies the checksum.
 
     Attributes:
         name: the tensor's name.
         file: the data file.
-        offset: the first byte in it.
+        offset: the first byte in the file.
         size: the number of bytes.
         shape: the piece's shape.
         dtype: the tensor's dtype.
-        masked_crc: the bytes' checksum, as `masked_crc32c` gives it.
-        start: the first row.
+        masked_crc: the bytes' checksum, of `masked_crc32c`.
+        start: the first row's index in the tensor.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Piece:
     start: int = 0
 
     def __post_init__(self) -> None:
-        # Of the rows that were read in order.
+        # The checksum of the rows read in order so far, and the next row.
         self._crc, self._next = 0, 0
 
     @property
     def end(self) -> int:
-        """The row behind the last one."""
+        """The last row's index in the tensor, plus one."""
         return self.start + self.shape[0]
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row."""
+        """The size of a row in bytes."""
         return self.size // max(1, self.shape[0])
 
     def rows(self, start: int, end: int) -> np.ndarray:
@@ -86,13 +86,13 @@ def read_rows(pieces: Sequence[Piece], start: int, size: int) -> np.ndarray:
     """Returns `size` rows of a tensor from `start` on.
 
     Args:
-        pieces: the tensor's pieces; see `Index.pieces`.
+        pieces: the tensor's pieces, of `Index.pieces`.
         start: the first row.
         size: the number of rows.
 
     Raises:
-        tf.errors.DataLossError: a file is too short, or, at the end of a piece
-            that was read in order, is not what was saved.
+        tf.errors.DataLossError: a file is too short, or the checksum of a piece
+            that was read in order is wrong.
     """
     end = start + size
     parts = [
@@ -104,10 +104,10 @@ def read_rows(pieces: Sequence[Piece], start: int, size: int) -> np.ndarray:
 
 
 def verify(pieces: Sequence[Piece]) -> None:
-    """Reads all of a tensor's pieces and verifies their checksums.
+    """Verifies the checksums of a tensor's pieces; reads all of them.
 
     Raises:
-        tf.errors.DataLossError: a file is too short, or is not what was saved.
+        tf.errors.DataLossError: a file is too short, or a checksum is wrong.
     """
     for piece in pieces:
         step = max(1, _VERIFY_BYTES // max(1, piece.row_bytes))
@@ -116,11 +116,11 @@ def verify(pieces: Sequence[Piece]) -> None:
 
 
 def masked_crc32c(crc: int) -> int:
-    """The form in which TensorFlow stores a CRC among the data it is of."""
+    """A CRC in the form in which TensorFlow stores it beside the data."""
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     return (rotated + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def damaged(what: str) -> tf.errors.DataLossError:
-    """An error that says what is damaged, and what to do then."""
+    """An error that names the damage and the remedy."""
     return tf.errors.DataLossError(None, None, f"{what}. {REMEDY}")

@@ -1,4 +1,4 @@
-"""Copies for checkpoints that are written while training goes on."""
+"""Copies of values for checkpoints that are written while training goes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfrs_embed.compat.private_tensorflow import Trackable
 def copy_for_saving(
     saved: Saved, object_map: Any, read: Callable[[], np.ndarray | None]
 ) -> None:
-    """Copies a value that TensorFlow is about to save, or updates its copy.
+    """Copies a value that TensorFlow is about to save, or updates the copy.
 
     Args:
-        saved: the value.
-        object_map: TensorFlow's copies, by the objects that they are of.
-        read: reads the value; None: nothing is to be saved.
+        saved: saves the value.
+        object_map: TensorFlow's copies, by their originals.
+        read: reads the value; returns None if nothing is to be saved.
     """
     if saved not in object_map:
         object_map[saved] = _Taken(saved, read)
@@ -30,7 +30,7 @@ def copy_for_saving(
 
 
 class _Taken(Trackable, Saved):
-    """A value as it was when it was last taken; restores are the value's."""
+    """A copy of a value; restores write the original."""
 
     def __init__(
         self, saved: Saved, read: Callable[[], np.ndarray | None]
@@ -43,7 +43,7 @@ class _Taken(Trackable, Saved):
         self._value: np.ndarray | None = None
 
     def take(self) -> None:
-        """Reads the value."""
+        """Copies the value."""
         self._value = self._read()
 
     @property

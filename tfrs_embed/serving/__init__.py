@@ -1,4 +1,4 @@
-"""Models for serving: SavedModels that need nothing of this library.
+"""Exports models for serving, as SavedModels that don't need this library.
 
 Example:
     >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)

@@ -1,4 +1,4 @@
-"""Exports a model as a SavedModel that serves it without this library."""
+"""Exports a model as a SavedModel that doesn't need this library."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def export(
 ) -> None:
     """Exports a model for serving.
 
-    The SavedModel is the same wherever the model was trained: each table is one
-    variable, [vocabulary_size, dim], and the graph has none of this library's
-    operations, replicas, optimizers or slots. Tables are read and written in
-    blocks: exporting holds some 100 MB of them in memory, whatever their size.
+    The SavedModel doesn't depend on where the model was trained: each table is
+    one variable, [vocabulary_size, dim], and the graph has none of this
+    library's operations, replicas, optimizers or slots. Tables are read and
+    written in blocks, which take some 100 MB of memory for tables of any size.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -50,60 +50,58 @@ def export(
         >>> served.serve(tf.constant([3, 5], tf.int64)).shape
         TensorShape([2, 8])
 
-    It has `serve`, which takes what the model takes, and signatures, whose
-    inputs and outputs are tensors with names, for servers. Ragged and sparse
-    inputs are several tensors there: "history_values" and
+    The loaded model has `serve`, with the model's own arguments, and signatures
+    for servers, whose inputs and outputs are named tensors. In signatures a
+    ragged or sparse input is several tensors: "history_values" and
     "history_row_splits"; "history_indices", "history_values" and
-    "history_dense_shape". Outputs have the names that they have in a dict, or
-    their Keras layers', or "output", "output_0" and so on. In names, what is
-    no letter, digit or underscore is an underscore.
+    "history_dense_shape". Outputs are named by their keys in a dict, else by
+    their Keras layers, else "output", "output_0" and so on. Characters other
+    than letters, digits and underscores become underscores.
 
-    It is written to `path` + ".incomplete", which is renamed at the end. An
+    The export is written to `path` + ".incomplete", and renamed at the end. An
     export that is replaced is renamed to `path` + ".replaced" just before, and
-    removed just after. With several workers all of them must call this, and the
-    chief writes; others return when it is done.
+    removed just after. With several workers all must call this function; the
+    chief writes, and the others return when the export is complete.
 
     Args:
-        model: a built Keras model or layer. It is called with
-            training=False. One without a `call` is exported with the
-            `signatures` alone, as is one that isn't built if
-            "serving_default" is among them.
-        path: the folder to make, on a disk or wherever `tf.io.gfile` writes.
-        input_signature: the model's inputs, with a `tf.TensorSpec`,
+        model: a built Keras model or layer, called with training=False. A model
+            without a `call` is exported with the `signatures` alone; a model
+            that isn't built too, if they include "serving_default".
+        path: the folder to make, on a file system of `tf.io.gfile`.
+        input_signature: the model's first argument, with a `tf.TensorSpec`,
             `tf.RaggedTensorSpec` or `tf.SparseTensorSpec` in place of each
-            tensor; it is called with these alone. A model that is called with
-            one tensor has one spec, without a list around it. None: what a
-            functional model declares, and what another was first called with,
-            further arguments too, for batches of any size. The names of these
-            begin with the argument's: "weights_history_values". Keras doesn't
-            know of arguments by keyword that hold anything but tensors, a None
-            in a dict for one: they have their defaults.
-        rows: the dtype of the tables' rows: "float32"; "bfloat16"; "float16";
-            or "int8",
-            with a float32 scale for each row: the row's largest magnitude /
-            127, half of which is the largest error. Lookups give float32
-            whatever it is. None: each table's own.
-        signatures: more signatures by name, each a function, which may call
+            tensor, and without a list around a single tensor. The model is
+            called with this argument alone. None: the inputs that a functional
+            model declares, or all arguments of another model's first call, for
+            batches of any size. The names of further arguments' inputs begin
+            with the argument's name: "weights_history_values". Keras doesn't
+            remember keyword arguments with anything but tensors, such as a dict
+            with a None: they have their defaults.
+        rows: the dtype of the tables' rows: "float32", "bfloat16", "float16" or
+            "int8". With "int8" each row has a float32 scale: the row's largest
+            magnitude / 127; the largest error is half of the scale. Lookups
+            always return float32. None: each table's own dtype.
+        signatures: more signatures by name: each is a function, which may call
             this model and its layers, and a sequence of its arguments' specs.
-            Inputs have the names of their specs, or of the arguments. Other
-            variables and lookup tables that it reads must be a `tf.Module`'s,
-            whose method it is or which is the function. "serving_default" is
-            the model itself if it isn't given here.
-        overwrite: whether to replace a SavedModel that is at `path`. Servers
-            read a model's folder once: give a model that is being served a new
-            version's folder instead.
-        progress: whether to show how much of the tables is written, as
-            `tfrs_embed.progress.set_mode` says.
+            Inputs are named by their specs, or by the arguments. A function
+            that reads other variables or lookup tables must be a `tf.Module`
+            that has them, or its method. "serving_default" is the model itself,
+            unless it is given here.
+        overwrite: whether to replace a SavedModel at `path`. Servers read a
+            model's folder once: for a model that is being served, export a new
+            version to another folder.
+        progress: whether to show progress, as `tfrs_embed.progress.set_mode`
+            says.
 
     Raises:
-        TypeError: something is of a wrong kind.
-        ValueError: the model isn't built or its inputs are not known; a
+        TypeError: an argument is of a wrong type.
+        ValueError: the model isn't built, or its inputs are not known; a
             function calls a layer that isn't built; the model can't be called
-            with the `input_signature`; an input or output has no name, or
-            another's; the path is there and isn't an empty folder, or with
-            `overwrite` holds no SavedModel; another `rows`; or a table's values
-            can't be stored so.
-        RuntimeError: another worker failed.
+            with the `input_signature`; an input or output has no name, or two
+            have one name; `path` exists and is no empty folder, or with
+            `overwrite` no SavedModel; `rows` is unknown; or a table has values
+            that can't be stored as `rows`.
+        RuntimeError: the export failed on another worker.
     """
     path = os.fspath(path).rstrip("/")
     if rows is not None and rows not in DTYPES:
@@ -117,7 +115,7 @@ def export(
             if writes:
                 _require_free(path, overwrite)
                 folder = f"{path}.incomplete"
-                _remove(folder)  # Of an export that was killed.
+                _remove(folder)  # Left by an export that was killed.
                 stack.callback(_remove, folder)
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -125,7 +123,7 @@ def export(
         for layer in tables.layers.values():
             layer.drain()
         with _together(strategy):
-            # The last folder's name is often that of a version.
+            # The last folder's name is often a version's number.
             name = "/".join(path.split("/")[-2:])
             with tasks.Task(
                 "Exporting",
@@ -141,7 +139,7 @@ def export(
 
 
 def _strategy(model: Any) -> tf.distribute.Strategy:
-    """The strategy that a model was made under."""
+    """The strategy under which a model was made."""
     for weight in model.weights:
         variable = kerases.variable(weight)
         strategy = getattr(variable, "_distribute_strategy", None)
@@ -152,7 +150,7 @@ def _strategy(model: Any) -> tf.distribute.Strategy:
 
 @contextlib.contextmanager
 def _together(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Fails on all workers, if what is done here fails on one of them."""
+    """Raises an error on all workers if the context fails on one of them."""
     error: Exception | None = None
     try:
         yield
@@ -175,7 +173,7 @@ def _together(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _require_free(path: str, overwrite: bool) -> None:
-    """Requires a path that an export may take."""
+    """Raises an error if an export may not be written to a path."""
     if not tf.io.gfile.exists(path):
         return
     is_folder = tf.io.gfile.isdir(path)
@@ -193,12 +191,12 @@ def _require_free(path: str, overwrite: bool) -> None:
 
 
 def _move(folder: str, path: str) -> None:
-    """Gives a complete export its path; what is there goes."""
+    """Moves a complete export to its path, in place of an earlier one."""
     if not tf.io.gfile.exists(path):
         tf.io.gfile.rename(folder, path)
         return
     replaced = f"{path}.replaced"
-    _remove(replaced)  # Of an export that was killed here.
+    _remove(replaced)  # Left by an export that was killed here.
     tf.io.gfile.rename(path, replaced)
     tf.io.gfile.rename(folder, path)
     _remove(replaced)

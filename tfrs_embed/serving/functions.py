@@ -1,4 +1,4 @@
-"""The functions of an exported model: which, and what they take."""
+"""The functions of an exported model, and the specs of their arguments."""
 
 from __future__ import annotations
 
@@ -37,18 +37,10 @@ def served_functions(
     input_signature: Any,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]],
 ) -> dict[str, ServedFunction]:
-    """Checks the functions to be exported.
-
-    Args:
-        model: the model.
-        input_signature: its inputs' specs, or None; see `export`.
-        signatures: more functions and their arguments' specs, by name.
-
-    Returns:
-        The functions by their signatures' names.
+    """Returns the functions to export by signature; see `export`.
 
     Raises:
-        TypeError: something is of a wrong kind.
+        TypeError: an argument is of a wrong type.
         ValueError: the model isn't built, or its inputs are not known.
     """
     if not _is_layer(model):
@@ -81,7 +73,7 @@ def served_functions(
 
 
 def _default(model: Any, input_signature: Any) -> ServedFunction:
-    """The model itself, as a function of what it takes."""
+    """The model itself as a function."""
     if not model.built:
         raise ValueError(
             f"'{model.name}' can't be exported: it isn't built. Call it once, "
@@ -125,10 +117,10 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
 
 
 def _save_spec(model: Any) -> Any:
-    """What a Keras remembers of a model's first call, or declares; or None."""
+    """The specs of a model's first call, positional and by name, or None."""
     if hasattr(model, "save_spec"):
         return model.save_spec()
-    # Keras 3 has nothing but what a functional model declares.
+    # Keras 3 only has the declared inputs of functional models.
     keras = kerases.of(model)
     try:
         if isinstance(model, keras.Sequential):
@@ -143,16 +135,12 @@ def _save_spec(model: Any) -> Any:
 def _called_with(
     model: Any, positional: Sequence[Any], by_name: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The arguments of the call that a model was first called by.
+    """The arguments of a model's first call: the first, and the others by name.
 
     Args:
         model: the model.
-        positional: specs of the arguments that had no name. None stands for
-            whatever is no tensor.
-        by_name: those of the others, of tensors only.
-
-    Returns:
-        The first argument's specs, and the others' by name.
+        positional: specs of positional arguments; None for all but tensors.
+        by_name: specs of keyword arguments, of tensors only.
     """
     first, *others = inspect.signature(model.call).parameters.values()
     names = [p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -18,10 +18,11 @@ from tfrs_embed.serving.tables import ServedTables
 
 
 class _Policy:
-    """TensorFlow's default policy, as an object that no other export has.
+    """TensorFlow's default policy, as an object of one export.
 
-    By it TensorFlow finds the traces of functions: one that the model calls and
-    an earlier export traced would read the tables of that.
+    TensorFlow keeps functions' traces by this object. Without it a function
+    that the model calls would be reused from an earlier export, with its
+    tables.
     """
 
     def _save_variable_devices(self) -> bool:
@@ -37,19 +38,19 @@ def save_graph(
     tables: ServedTables,
     folder: str,
 ) -> None:
-    """Writes a SavedModel without its tables' values.
+    """Writes a SavedModel to a folder, without its tables' values.
 
     Args:
         model: the model.
-        functions: its functions by their signatures' names.
-        tables: takes the tables that they look up in.
+        functions: the functions by their signatures' names.
+        tables: takes the tables that the functions read.
         folder: the folder to write.
     """
     options = tf.saved_model.SaveOptions()
     options.experimental_variable_policy = _Policy()
     root: Any = AutoTrackable()
     concrete = {}
-    # As TensorFlow traces what it saves: without replicas and kernels.
+    # TensorFlow traces in this context when it saves: no replicas, no kernels.
     with save_context.save_context(options):
         for name, function in functions.items():
             with _no_new_variables(name):
@@ -67,7 +68,7 @@ def save_graph(
 
 @contextlib.contextmanager
 def _no_new_variables(signature: str) -> Iterator[None]:
-    """Refuses variables, which would be served untrained."""
+    """Raises an error if a function makes a variable, which isn't trained."""
 
     def refuse(_: Any, **kwargs: Any) -> tf.Variable:
         raise ValueError(
@@ -82,12 +83,12 @@ def _no_new_variables(signature: str) -> Iterator[None]:
 def _resources(
     roots: Iterable[Any], functions: Iterable[Any], tables: ServedTables
 ) -> list[Any]:
-    """The variables and lookup tables that functions read, but for ours.
+    """The variables and lookup tables that functions read, except `tables`.
 
     Args:
-        roots: what may hold them.
-        functions: the functions, concrete.
-        tables: ours.
+        roots: the objects that may have variables and lookup tables.
+        functions: the concrete functions.
+        tables: the tables of this library.
     """
     owners: dict[int, Any] = {}
     for owner in itertools.chain.from_iterable(

@@ -1,4 +1,4 @@
-"""Input names of an exported model that TensorFlow can't write."""
+"""Gives inputs of an exported model names that TensorFlow refuses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ def rename_inputs(
 ) -> None:
     """Renames inputs of a SavedModel's signatures, in its file.
 
-    Servers know inputs by the signatures, `tf.saved_model.load` by the keywords
-    of their functions. In the graph they stay as they are.
+    Servers use the names of signatures, and `tf.saved_model.load` the keywords
+    of their functions. The names in the graph stay.
 
     Args:
-        folder: the SavedModel's.
-        signatures: by name, those with inputs to rename: what each is called
-            now, and is to be called.
+        folder: the SavedModel's folder.
+        signatures: by signature, the new names of inputs by their old ones.
     """
     file = f"{folder}/saved_model.pb"
     saved = saved_model_pb2.SavedModel()

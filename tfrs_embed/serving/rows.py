@@ -1,8 +1,7 @@
-"""The rows of an exported model's tables: how they are stored, and read.
+"""Stores and reads the rows of an exported model's tables.
 
-Rows of "int8" are 8 bit integers, with a float32 scale for each row to multiply
-them by: the row's largest magnitude / 127, so that a number is off by half of
-it at most.
+Rows of "int8" are 8 bit integers and a float32 scale for each row, the row's
+largest magnitude / 127. The largest error of a number is half of the scale.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
 
-#: The dtypes that rows may be stored in, by the name that users give.
+#: The dtypes of stored rows by name.
 DTYPES: dict[str, tf.DType] = {
     each.name: each for each in (tf.float32, tf.bfloat16, tf.float16, tf.int8)
 }
@@ -24,18 +23,13 @@ DTYPES: dict[str, tf.DType] = {
 def encode(
     table: str, rows: tf.Tensor, dtype: tf.DType
 ) -> dict[str, tf.Tensor]:
-    """The values that are stored for rows.
-
-    Args:
-        table: the table's name, for errors.
-        rows: [n, dim] float32.
-        dtype: one of `DTYPES`.
+    """Encodes rows, [n, dim] float32, in one of `DTYPES`.
 
     Returns:
-        These rows of each variable, by name.
+        The encoded rows of each of the table's variables, by name.
 
     Raises:
-        ValueError: the rows can't be stored.
+        ValueError: the rows have values that the dtype can't hold.
     """
     if dtype == tf.float32:
         return {PARAMETERS: rows}
@@ -49,7 +43,7 @@ def encode(
         steps = tf.round(tf.math.divide_no_nan(rows, scale))
         steps = tf.cast(tf.clip_by_value(steps, -127, 127), tf.int8)
         return {PARAMETERS: steps, SCALE: scale}
-    # NaN stays NaN, and does not spoil the other rows' check.
+    # NaN stays NaN. The largest magnitude is of the other values.
     known = tf.where(tf.math.is_nan(rows), 0.0, rows)
     # Python's floats: numpy would compare in the narrow dtype.
     largest = float(tf.reduce_max(tf.abs(known)))
@@ -63,12 +57,7 @@ def encode(
 
 
 def gather(variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-    """Returns rows, [n, dim] float32, of a table's variables; reads no others.
-
-    Args:
-        variables: the table's variables by name.
-        ids: [n], the rows' numbers.
-    """
+    """Reads the rows `ids` [n] of a table's variables: [n, dim] float32."""
     rows = tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
     return (
         rows * tf.gather(variables[SCALE], ids) if SCALE in variables else rows

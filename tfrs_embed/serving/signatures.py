@@ -1,12 +1,12 @@
-"""Functions of an exported model, whose inputs and outputs have names.
+"""Functions of an exported model, with named inputs and outputs.
 
-Ids of several lengths are several tensors: those of the ragged input "history"
-are "history_values" and "history_row_splits", those of a sparse one
-"history_indices", "history_values" and "history_dense_shape".
+A ragged input "history" is the tensors "history_values" and
+"history_row_splits". A sparse one is "history_indices", "history_values" and
+"history_dense_shape".
 
-Servers take any text for a name. TensorFlow names inputs after the arguments of
-a Python function, which can be neither "0" nor "日本": such inputs get other
-arguments, and their names in the exported files.
+TensorFlow names inputs after the arguments of a Python function, which can't be
+"0" or "日本". Servers allow all names: such inputs are other arguments,
+and get theirs in the exported files.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 class ServedFunction:
-    """A function to export, and named tensors that stand for its arguments.
+    """A function to export, and the named tensors of its arguments.
 
     Args:
         name: the signature's name.
         function: the function.
-        arguments: for each argument a nesting of specs: `tf.TensorSpec`,
-            `tf.RaggedTensorSpec`, `tf.SparseTensorSpec`.
-        labels: what to call the arguments.
-        bare: whether inputs in the first argument, a dict, are called by its
+        arguments: each argument's nesting of `tf.TensorSpec`,
+            `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
+        labels: the arguments' names.
+        bare: whether the first argument's inputs, in a dict, are named by its
             keys alone.
-        output_names: what to call outputs that are no dict's.
-        given: what errors say first if the function can't be called with the
-            specs; None: nothing.
+        output_names: names of outputs that are in no dict.
+        given: the beginning of errors if the function can't be called with the
+            specs.
 
     Attributes:
-        renamed: the inputs' names that TensorFlow can't have, by its own.
+        renamed: inputs' names by their arguments' names, where they differ.
 
     Raises:
-        TypeError: something else is among the specs.
+        TypeError: an argument has something else than specs.
         ValueError: two tensors would have one name, or one would have none.
     """
 
@@ -76,7 +76,7 @@ class ServedFunction:
             ]
             specs = _named_parts(name, "input", leaves)
         parameters = _parameters(specs)
-        # In the order of the arguments' components.
+        # In the order of the arguments' tensors.
         self._tensors = {
             parameter: tf.TensorSpec(spec.shape, spec.dtype, parameter)
             for parameter, spec in zip(parameters, specs.values(), strict=True)
@@ -89,23 +89,23 @@ class ServedFunction:
 
     @property
     def owner(self) -> Any:
-        """The object whose method this is, which has variables, or None."""
+        """The trackable object that the function is or is a method of."""
         owner = getattr(self._function, "__self__", self._function)
         return owner if isinstance(owner, Trackable) else None
 
     def trace(self, tables: ServedTables) -> tuple[Any, Any]:
-        """Traces it with the tables in place of the layers' own.
+        """Traces the function with `tables` in place of the layers' own.
 
         Returns:
-            The function that takes what the user's takes, and the concrete
-            one that takes and returns named tensors.
+            A function with the user's arguments, and a concrete function that
+            takes and returns named tensors.
         """
 
         def serve(*arguments: Any) -> Any:
             with tables.in_use():
                 return self._function(*arguments)
 
-        # They may be given by keyword too.
+        # Arguments may be given by keyword too.
         serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 inspect.Parameter(
@@ -144,7 +144,7 @@ class ServedFunction:
 
 @contextlib.contextmanager
 def _explained(text: str | None) -> Iterator[None]:
-    """Begins the messages of errors with a text, unless that is None."""
+    """Puts a text before the messages of errors, unless it is None."""
     try:
         yield
     except Exception as error:
@@ -157,7 +157,7 @@ def _explained(text: str | None) -> Iterator[None]:
 def _named(
     structure: Any, label: str, alone: bool
 ) -> Iterable[tuple[str, Any]]:
-    """The leaves of a nesting, each with a name of its place in it."""
+    """The leaves of a nesting, named by their places."""
     for path, leaf in nest.flatten_with_tuple_paths(structure):
         keys = any(isinstance(part, str) for part in path)
         given = isinstance(leaf, tf.TypeSpec) and getattr(leaf, "name", None)
@@ -170,17 +170,17 @@ def _named(
 
 
 def _word(name: str) -> str:
-    """A name of letters of any alphabet, digits and underscores."""
+    """Replaces all but letters of any alphabet, digits and underscores."""
     return re.sub(r"\W", "_", name)
 
 
 def _named_parts(
     signature: str, kind: str, leaves: Iterable[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """The leaves' tensors, or their specs, by names that are unique.
+    """The tensors or specs of named leaves, by unique names.
 
     Args:
-        signature: the signature's name, for errors.
+        signature: the signature's name in errors.
         kind: "input" or "output".
         leaves: the leaves with their names.
     """
@@ -203,10 +203,10 @@ def _named_parts(
 
 
 def _parameters(specs: Mapping[str, Any]) -> list[str]:
-    """For each input's name an argument that TensorFlow's functions may have.
+    """For each input's name an argument's name that TensorFlow allows.
 
-    It is the name itself where possible. Two arguments differ in more than
-    their case: otherwise TensorFlow's graphs could not tell them apart.
+    It is the input's name where possible. Two names differ in more than case,
+    which TensorFlow's graphs ignore.
     """
     lower = {name.lower() for name in specs}
     others = (f"input_{i}" for i in itertools.count())
@@ -223,7 +223,7 @@ def _parameters(specs: Mapping[str, Any]) -> list[str]:
 
 
 def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
-    """The tensors of an input or an output by name, or their specs."""
+    """The tensors or specs of one input or output, by name."""
     if kind == "input" and not isinstance(value, _SPECS):
         raise TypeError(
             f"Signature '{signature}': input '{name}' must be a tf.TensorSpec, "
@@ -246,7 +246,7 @@ def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _checked(value: Any) -> Any:
-    """An input; one of ragged ids is checked, as it comes from outside."""
+    """An input; the row splits of a ragged input are checked."""
     if not isinstance(value, tf.RaggedTensor):
         return value
     return tf.RaggedTensor.from_nested_row_splits(

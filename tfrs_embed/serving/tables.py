@@ -1,7 +1,8 @@
 """The tables of an exported model.
 
-While a model is traced for serving, its layers look their ids up here, and not
-in the engines: in variables whose values are only in the exported files.
+While a model is traced for serving, its layers look ids up in these tables and
+not in their engines. The values of these tables are in the exported files
+alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
 
 
 def current() -> ServedTables | None:
-    """The tables that layers look ids up in; None: their own."""
+    """The tables of the export that is being traced, or None."""
     return _current.get()
 
 
@@ -37,19 +38,19 @@ class ServedTables:
     """The tables that an exported model reads.
 
     Args:
-        rows: the dtype that their rows are stored in; None: each table's own.
+        rows: the dtype of stored rows; None: each table's own.
     """
 
     def __init__(self, rows: str | None) -> None:
         self._rows = rows
-        #: The layers of these tables, by names that are unique.
+        #: The layers of these tables by unique names.
         self.layers: dict[str, Any] = {}
-        #: The tables by their names, of each layer by its name here.
+        #: Each layer's tables by their names, by the layers' unique names.
         self.by_layer: dict[str, dict[str, ServedTable]] = {}
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Makes layers look ids up here."""
+        """A context in which layers look ids up in these tables."""
         token = _current.set(self)
         try:
             yield
@@ -64,11 +65,11 @@ class ServedTables:
 
         Args:
             layer: the layer that holds the table.
-            state: the table, which has its variables.
-            ids: [n], the rows' numbers; or keys, if rows have these.
+            state: the table.
+            ids: [n], the rows' numbers, or keys in a table of keys.
 
         Returns:
-            [n, dim] float32; of a key without a row, zeros.
+            [n, dim] float32; zeros for a key without a row.
         """
         stored = self._table(layer, state).variables
         if KEYS not in stored:
@@ -85,7 +86,7 @@ class ServedTables:
     def _table(self, layer: Any, state: TableState) -> ServedTable:
         name, number = layer.name, 1
         while self.layers.get(name, layer) is not layer:
-            # That of a layer of a model within the model.
+            # Layers of a model inside the model may have the same name.
             name, number = f"{layer.name}_{number}", number + 1
         self.layers[name] = layer
         tables, table = self.by_layer.setdefault(name, {}), state.spec.name
@@ -96,7 +97,7 @@ class ServedTables:
 
     @property
     def nbytes(self) -> int:
-        """The size of all their values."""
+        """The size of all tables in bytes."""
         return sum(
             variable.shape.num_elements() * variable.dtype.size
             for table in self
@@ -110,14 +111,14 @@ class ServedTables:
 
 
 class ServedTable(Trackable):
-    """A table's variables in an exported model: parameters, and the like.
+    """A table's variables in an exported model: rows, keys, scales.
 
-    They never have a value in this process. TensorFlow, when it saves them,
-    gives them a name and restores them by it, and writes no values.
+    The variables have no values in this process. TensorFlow saves their names,
+    and no values.
 
     Args:
-        state: the table.
-        rows: the dtype that its rows are stored in; None: its own.
+        state: the table in its layer.
+        rows: the dtype of stored rows; None: the table's own.
     """
 
     def __init__(self, state: TableState, rows: str | None) -> None:
@@ -142,16 +143,13 @@ class ServedTable(Trackable):
         self._track_trackable(variable, name)
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
-        """Reads the table, block after block.
-
-        With several workers all of them must, if the table is sharded.
+        """Reads the table in blocks, on all workers if it is sharded.
 
         Yields:
-            A block's first row, and the block's values in each
-            variable, by name.
+            A block's first row, and its values in each variable, by name.
 
         Raises:
-            ValueError: rows can't be stored as they are to be.
+            ValueError: rows have values that the dtype can't hold.
         """
         if KEYS in self._source:
             yield from self._blocks_by_key()
@@ -168,7 +166,7 @@ class ServedTable(Trackable):
                 yield start, stored
 
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
-        """Reads a table of keys; sorting by key takes a copy of it."""
+        """Reads a table of keys, sorted by key, which takes a copy of it."""
         keys, rows = (self._source[n].numpy() for n in (KEYS, PARAMETERS))
         with tf.device("CPU:0"):
             for start, size in bundle.blocks(self._shape, tf.float32):

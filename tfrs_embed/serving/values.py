@@ -1,4 +1,4 @@
-"""The values of an exported model's tables, written block after block."""
+"""Writes the values of an exported model's tables in blocks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def save_tables(
     writes: bool,
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the tables' values to where the graph restores them from.
+    """Adds the tables' values to the variables of a SavedModel.
 
     Args:
         tables: the tables.
         folder: the SavedModel's folder.
-        writes: whether this worker writes; others take part in reading.
+        writes: whether this worker writes; others only take part in reading.
         progress: called with numbers of bytes that were written.
     """
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
     for layer, its_tables in tables.by_layer.items():
         for table in its_tables.values():
             for name, variable in table.variables.items():
-                if variable.shape[0] == 0:  # There will be no block.
+                if variable.shape[0] == 0:  # The table has no block.
                     empty = tf.zeros(variable.shape, variable.dtype)
                     writer.add(_key(layer, table.name, name), empty)
             for start, block in table.blocks():
-                # Without writing, others need this worker to read.
+                # A worker that doesn't write reads for the others.
                 for name, rows in block.items() if writes else ():
                     shape = table.variables[name].shape
                     key = _key(layer, table.name, name)
@@ -50,6 +50,5 @@ def save_tables(
 
 
 def _key(*path: str) -> str:
-    """The checkpoint's key of a table's variable, by layer, table and name."""
-    # The path is from the root of the SavedModel.
+    """The key of a variable, by its layer, table and name."""
     return key_of("/".join(["tables", *map(in_key, path)]))

@@ -27,8 +27,8 @@ from tfrs_embed.tools.command_line import (
     integer,
 )
 from tfrs_embed.tools.conversion import convert, paths, reading
-from tfrs_embed.tools.conversion.contents import Column, Contents, Table
-from tfrs_embed.tools.conversion.statistics import Statistics, measure
+from tfrs_embed.tools.conversion.contents import Column, Contents
+from tfrs_embed.tools.conversion.statistics import measure
 
 _DESCRIPTION = (
     "Looks into checkpoints of embedding tables: of this package, of "
@@ -36,6 +36,15 @@ _DESCRIPTION = (
     "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
 )
 _MOST_OTHERS = 20
+#: The statistics of `inspect`'s table by column: their names and formats.
+_FORMATS = {
+    "norm": ("norm", ".6g"),
+    "mean row": ("mean_row_norm", ".4g"),
+    "max row": ("max_row_norm", ".4g"),
+    "zero rows": ("zero_rows", ","),
+    "NaN": ("nan", ","),
+    "inf": ("inf", ","),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,41 +182,41 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
 
 
-#: Statistics of the columns of the i-th table of a checkpoint, by name.
-_Measured = Mapping[tuple[int, str], Statistics]
-
-
 def _inspect(args: argparse.Namespace) -> None:
     contents = reading.read(args.source, args.dim)
-    measured = {}
     with _task("Reading", contents, args) as task:
-        for i, table in enumerate(contents.tables):
-            for name, column in table.columns.items():
-                measured[i, name] = measure(column, task.advance)
-        # Keys and counters have no statistics: reading finds damaged files.
-        for table in contents.tables:
-            for column in table.parts.values():
-                for start, size in blocks(column.shape, column.dtype):
-                    column.read(start, size)
-                    task.advance(column.nbytes_of(size))
+        described = _described(contents, task)
     if args.json:
-        print(json.dumps(_as_json(contents, measured), indent=2))
+        print(json.dumps(described, indent=2))
     else:
-        print("\n".join(_as_text(contents, measured)))
+        print("\n".join(_as_text(contents, described["tables"])))
 
 
-def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
-    def described(column: Column) -> dict[str, Any]:
+def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
+    """Reads all values, and returns what `--json` prints."""
+
+    def shape_of(column: Column) -> dict[str, Any]:
         return {
             "shape": column.shape,
             "dtype": column.dtype.name,
             "bytes": column.nbytes,
         }
 
-    return {
-        "path": contents.path,
-        "format": contents.format,
-        "tables": [
+    tables = []
+    for table in contents.tables:
+        columns = {
+            name: {
+                **shape_of(column),
+                **dataclasses.asdict(measure(column, task.advance)),
+            }
+            for name, column in table.columns.items()
+        }
+        # Keys and counters have no statistics: reading finds damaged files.
+        for column in table.parts.values():
+            for start, size in blocks(column.shape, column.dtype):
+                column.read(start, size)
+                task.advance(column.nbytes_of(size))
+        tables.append(
             {
                 "layer": table.layer,
                 "name": table.name,
@@ -215,27 +224,26 @@ def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
                 "dim": table.shape[1],
                 "keys": table.keys is not None,
                 "learning_rate": table.learning_rate,
-                "parts": {n: described(c) for n, c in table.parts.items()},
-                "columns": {
-                    name: {
-                        **described(column),
-                        **dataclasses.asdict(measured[i, name]),
-                    }
-                    for name, column in table.columns.items()
-                },
+                "parts": {n: shape_of(c) for n, c in table.parts.items()},
+                "columns": columns,
             }
-            for i, table in enumerate(contents.tables)
-        ],
+        )
+    return {
+        "path": contents.path,
+        "format": contents.format,
+        "tables": tables,
         "steps": contents.steps,
         "others": [dataclasses.asdict(other) for other in contents.others],
         "notes": contents.notes,
     }
 
 
-def _as_text(contents: Contents, measured: _Measured) -> list[str]:
+def _as_text(
+    contents: Contents, tables: Sequence[Mapping[str, Any]]
+) -> list[str]:
     lines = [f"{contents.path}: {contents.format}"]
-    if contents.tables:
-        lines += ["", *_tables_as_text(contents.tables, measured)]
+    if tables:
+        lines += ["", *_tables_as_text(contents, tables)]
     for layer, step in contents.steps.items():
         lines.append(f"Step of {_quoted(layer)}: {step}")
     for table in contents.tables:
@@ -247,33 +255,24 @@ def _as_text(contents: Contents, measured: _Measured) -> list[str]:
     return [*lines, *(f"Note: {note}" for note in contents.notes)]
 
 
-def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
-    head = ["table", "by", "values", "rows", "dim", "dtype"]
-    head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
+def _tables_as_text(
+    contents: Contents, tables: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    head = ["table", "by", "values", "rows", "dim", "dtype", "size", *_FORMATS]
     lines, total = [], 0
-    for i, table in enumerate(tables):
+    for table, described in zip(contents.tables, tables, strict=True):
         first = [table.path, "keys" if table.keys else "ids"]
-        for name, column in table.all_columns.items():
-            total += column.nbytes
-            line = [
-                *first,
-                name,
-                f"{column.shape[0]:,}",
-                str(math.prod(column.shape[1:])),
-                column.dtype.name,
-                format_bytes(column.nbytes),
+        both = {**described["columns"], **described["parts"]}
+        for name, column in both.items():
+            rows, *dims = column["shape"]
+            total += column["bytes"]
+            statistics = [
+                format(column[key], text) if key in column else ""
+                for key, text in _FORMATS.values()
             ]
-            if name in table.columns:
-                found = measured[i, name]
-                line += [
-                    f"{found.norm:.6g}",
-                    f"{found.mean_row_norm:.4g}",
-                    f"{found.max_row_norm:.4g}",
-                    f"{found.zero_rows:,}",
-                    f"{found.nan:,}",
-                    f"{found.inf:,}",
-                ]
-            lines.append([*line, *[""] * (len(head) - len(line))])
+            size = format_bytes(column["bytes"])
+            line = [name, f"{rows:,}", str(math.prod(dims)), column["dtype"]]
+            lines.append([*first, *line, size, *statistics])
             first = ["", ""]
     last = ["total"] + [""] * (len(head) - 1)
     last[head.index("size")] = format_bytes(total)
@@ -308,15 +307,13 @@ def _convert(args: argparse.Namespace) -> None:
             "TPU embeddings, of keras_rs, of Keras, or of SOK."
         )
     tables = dict(_pair(text, "--table") for text in args.table)
-    contents = convert.without_scales(contents)
-    contents = convert.rename_tables(contents, tables, args.ids)
-    contents = convert.rename_layers(contents, _layers(args.layer, contents))
+    convert.rename_tables(contents, tables, args.ids)
+    convert.rename_layers(contents, _layers(args.layer, contents))
+    convert.fit(contents, args.to)
     if args.to == "checkpoint":
-        contents = convert.with_steps(contents, args.step)
+        convert.set_steps(contents, args.step)
     elif args.step is not None:
         raise InputError("--step: SOK's files have none.")
-    else:
-        contents = convert.as_float32(contents)
     # The bar of saving would be a second one.
     with _task("Converting", contents, args) as task, progress.off():
         if args.to == "checkpoint":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -144,9 +144,9 @@ class Other:
     nbytes: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Contents:
-    """The contents of a checkpoint.
+    """The contents of a checkpoint, which each library's `find` adds to.
 
     Attributes:
         path: the checkpoint's path.
@@ -155,41 +155,13 @@ class Contents:
         steps: the number of updates by the layer's path, where it is known.
         others: variables that belong to no table.
         notes: sentences for the reader.
-    """
-
-    path: str
-    format: str
-    tables: tuple[Table, ...]
-    steps: Mapping[str, int]
-    others: tuple[Other, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass
-class Found:
-    """Collects the tables of a checkpoint, which each library's `find` adds.
-
-    Attributes:
-        path: the checkpoint's path.
-        tables: the tables.
-        steps: the number of updates by the layer's path.
         taken: the paths of the tables' variables.
-        notes: sentences for the reader.
     """
 
     path: str
+    format: str = "no tables"
     tables: list[Table] = dataclasses.field(default_factory=list)
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
-    taken: set[str] = dataclasses.field(default_factory=set)
+    others: list[Other] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-
-    def contents(self, format_: str, others: Sequence[Other]) -> Contents:
-        """Returns what was found, with the variables of no table."""
-        return Contents(
-            self.path,
-            format_,
-            tuple(self.tables),
-            self.steps,
-            tuple(others),
-            tuple(self.notes),
-        )
+    taken: set[str] = dataclasses.field(default_factory=set)

@@ -32,7 +32,7 @@ TARGETS = ("checkpoint", "sok", "sok-saver")
 
 def rename_tables(
     contents: Contents, tables: Mapping[str, str], by_id: bool = False
-) -> Contents:
+) -> None:
     """Gives tables other names.
 
     Args:
@@ -45,22 +45,20 @@ def rename_tables(
     Raises:
         InputError: there is no such table, or the keys are not 0, 1, 2 ...
     """
-    found, notes = list(contents.tables), list(contents.notes)
     if by_id:
-        if all(table.keys is None for table in found):
+        if all(table.keys is None for table in contents.tables):
             raise InputError(f"'{contents.path}' has no tables of keys.")
-        notes += [
+        contents.notes += [
             f"Not taken over: {', '.join(table.counters)} of '{table.path}', "
             "which tables of ids don't have."
-            for table in found
+            for table in contents.tables
             if table.counters
         ]
-        found = [_by_id(table) for table in found]
-    known = {table.name or table.layer for table in found}
-    known |= {table.path for table in found if table.path in tables}
+        contents.tables = [_by_id(table) for table in contents.tables]
+    known = {table.name or table.layer for table in contents.tables}
+    known |= {t.path for t in contents.tables if t.path in tables}
     _check_known("table", tables, known)
-    steps = dict(contents.steps)
-    for i, table in enumerate(found):
+    for i, table in enumerate(contents.tables):
         new = tables.get(table.path, tables.get(table.name or table.layer))
         if new is None:
             continue
@@ -68,13 +66,10 @@ def rename_tables(
         if not table.name:
             layer = layer.rpartition("/")[0]
             if table.layer in contents.steps:
-                steps.setdefault(layer, contents.steps[table.layer])
-        found[i] = dataclasses.replace(
+                contents.steps.setdefault(layer, contents.steps[table.layer])
+        contents.tables[i] = dataclasses.replace(
             table, layer=layer, name=new, of_keras=False
         )
-    return dataclasses.replace(
-        contents, tables=tuple(found), steps=steps, notes=tuple(notes)
-    )
 
 
 def _by_id(table: Table) -> Table:
@@ -90,8 +85,8 @@ def _by_id(table: Table) -> Table:
     return dataclasses.replace(table, layer=layer, name=name, parts={})
 
 
-def rename_layers(contents: Contents, layers: Mapping[str, str]) -> Contents:
-    """Gives layers other paths, and checks that their tables can be written.
+def rename_layers(contents: Contents, layers: Mapping[str, str]) -> None:
+    """Gives layers other paths.
 
     Args:
         contents: the tables.
@@ -99,7 +94,6 @@ def rename_layers(contents: Contents, layers: Mapping[str, str]) -> Contents:
 
     Raises:
         InputError: there is no such layer, or two tables get one name.
-        ValueError: the columns of a table don't fit together.
     """
     _check_known("layer", layers, {table.layer for table in contents.tables})
     renamed: dict[tuple[str, str], Table] = {}
@@ -109,14 +103,11 @@ def rename_layers(contents: Contents, layers: Mapping[str, str]) -> Contents:
         new = dataclasses.replace(table, layer=layer)
         if (layer, new.name) in renamed:
             raise InputError(f"Two tables would become '{new.path}'.")
-        new.check_shapes()
         renamed[layer, new.name] = new
         # Keras's Embedding has no step.
         if table.layer in contents.steps and not table.of_keras:
             steps[layer] = contents.steps[table.layer]
-    return dataclasses.replace(
-        contents, tables=tuple(renamed.values()), steps=steps
-    )
+    contents.tables, contents.steps = list(renamed.values()), steps
 
 
 def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
@@ -127,7 +118,7 @@ def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
             )
 
 
-def with_steps(contents: Contents, step: int | None) -> Contents:
+def set_steps(contents: Contents, step: int | None) -> None:
     """Sets the steps of the layers whose step is not known.
 
     Args:
@@ -138,52 +129,44 @@ def with_steps(contents: Contents, step: int | None) -> Contents:
         InputError: a step was given, and all layers' steps are known.
     """
     layers = {table.layer for table in contents.tables if not table.of_keras}
-    unknown = layers - contents.steps.keys()
+    unknown = sorted(layers - contents.steps.keys())
     if step is not None and not unknown:
         raise InputError(
-            f"'{contents.path}' has the layers' steps: {dict(contents.steps)}."
+            f"'{contents.path}' has the layers' steps: {contents.steps}."
         )
-    notes = [
-        f"The step of '{layer}' is not known, and taken to be 0: its optimizer "
-        "may ask for it, to correct a bias or for a schedule."
-        for layer in (sorted(unknown) if step is None else ())
-    ]
-    return dataclasses.replace(
-        contents,
-        steps={**contents.steps, **dict.fromkeys(sorted(unknown), step or 0)},
-        notes=(*contents.notes, *notes),
-    )
-
-
-def without_scales(contents: Contents) -> Contents:
-    """Makes int8 rows of exported models float32 rows, which can be trained."""
-    tables = []
-    for table in contents.tables:
-        columns = dict(table.columns)
-        if columns.pop(SCALE, None) is not None:
-            columns[PARAMETERS] = columns[PARAMETERS].as_dtype(tf.float32)
-        tables.append(dataclasses.replace(table, columns=columns))
-    return dataclasses.replace(contents, tables=tuple(tables))
-
-
-def as_float32(contents: Contents) -> Contents:
-    """Makes all values float32; a note names each column of another dtype."""
-    tables, notes = [], list(contents.notes)
-    for table in contents.tables:
-        notes += [
-            f"The {name} of '{table.path}' are {column.dtype.name}, written as "
-            "float32."
-            for name, column in table.columns.items()
-            if column.dtype != tf.float32
+    if step is None:
+        contents.notes += [
+            f"The step of '{layer}' is not known, and taken to be 0: its "
+            "optimizer may ask for it, to correct a bias or for a schedule."
+            for layer in unknown
         ]
-        columns = {
-            name: column.as_dtype(tf.float32)
-            for name, column in table.columns.items()
-        }
-        tables.append(dataclasses.replace(table, columns=columns))
-    return dataclasses.replace(
-        contents, tables=tuple(tables), notes=tuple(notes)
-    )
+    contents.steps |= dict.fromkeys(unknown, step or 0)
+
+
+def fit(contents: Contents, target: str) -> None:
+    """Gives columns dtypes that one of `TARGETS` has, and checks their shapes.
+
+    Rows of int8 and their factors become rows of float32. SOK's files have
+    float32 alone: a note names each column of another dtype.
+
+    Raises:
+        ValueError: the columns of a table don't fit together.
+    """
+    for i, table in enumerate(contents.tables):
+        columns = {}
+        for name, column in table.columns.items():
+            if name == SCALE:
+                continue
+            dtype = tf.float32 if column.dtype == tf.int8 else column.dtype
+            if target != "checkpoint" and dtype != tf.float32:
+                contents.notes.append(
+                    f"The {name} of '{table.path}' are {dtype.name}, written "
+                    "as float32."
+                )
+                dtype = tf.float32
+            columns[name] = column.as_dtype(dtype)
+        contents.tables[i] = dataclasses.replace(table, columns=columns)
+        contents.tables[i].check_shapes()
 
 
 def check_destination(path: str, target: str) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import KEYS, SCALE
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 FORMAT = "tfrs_embed.serving.export"
@@ -26,7 +26,7 @@ def variables_of(path: str) -> str:
     return os.path.join(path, "variables", "variables")
 
 
-def find(saved: SavedObjects, found: Found) -> None:
+def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of an exported model.
 
     A table with int8 rows has a column of factors besides its parameters.

@@ -24,7 +24,6 @@ from tfrs_embed.tools.conversion import keras_rs, own_files
 from tfrs_embed.tools.conversion.contents import (
     Column,
     Contents,
-    Found,
     Other,
     Table,
 )
@@ -62,7 +61,7 @@ def read(path: str) -> Contents:
         for name, dataset in datasets.items()
         if dataset.dtype.kind in "fi"
     }
-    found = Found(path)
+    found = Contents(path)
     own_files.find(file, columns, found)
     of_keras = [table.of_keras for table in found.tables]
     _find_keras_rs(file, columns, found)
@@ -78,15 +77,15 @@ def read(path: str) -> Contents:
         "Keras": any(of_keras),
     }
     written = " and ".join(each for each, wrote in writers.items() if wrote)
+    if written:
+        found.format = f"{written} in a file of Keras"
+    found.others = [
+        Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
+        for name, dataset in datasets.items()
+        if name not in found.taken
+    ]
     _name_layers(file, found)
-    return found.contents(
-        f"{written} in a file of Keras" if written else "no tables",
-        [
-            Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
-            for name, dataset in datasets.items()
-            if name not in found.taken
-        ],
-    )
+    return found
 
 
 def _open(path: str) -> h5py.File:
@@ -123,7 +122,7 @@ def _column(dataset: h5py.Dataset) -> Column:
 
 
 def _find_keras_rs(
-    file: h5py.File, columns: Mapping[str, Column], found: Found
+    file: h5py.File, columns: Mapping[str, Column], found: Contents
 ) -> None:
     """Finds the tables of keras_rs's layers."""
     for path, column in columns.items():
@@ -135,7 +134,7 @@ def _find_keras_rs(
             found.taken.add(path)
 
 
-def _name_layers(file: h5py.File, found: Found) -> None:
+def _name_layers(file: h5py.File, found: Contents) -> None:
     """Gives layers their names instead of their groups.
 
     Layers of one name keep their groups.

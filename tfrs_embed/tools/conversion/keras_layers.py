@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import DTYPES
-from tfrs_embed.tools.conversion.contents import Found, Table
+from tfrs_embed.tools.conversion.contents import Contents, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
@@ -16,7 +16,7 @@ _NAMES = ("embeddings", "_embeddings")
 _OUR_SMALL_TABLES = "_keras_layers"
 
 
-def find(saved: SavedObjects, found: Found) -> None:
+def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of Embedding layers."""
     slots = KerasSlots(saved)
     for number, layer in saved.paths.items():

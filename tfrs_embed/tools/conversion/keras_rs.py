@@ -12,7 +12,7 @@ import re
 
 import tensorflow as tf
 
-from tfrs_embed.tools.conversion.contents import Found, Table
+from tfrs_embed.tools.conversion.contents import Contents, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots, Trained
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
@@ -23,7 +23,7 @@ _TABLE = "_embeddings"
 _DEFAULT = re.compile(r"(distributed_embedding(?:_\d+)?)_(.+)")
 
 
-def find(saved: SavedObjects, found: Found) -> None:
+def find(saved: SavedObjects, found: Contents) -> None:
     """Finds keras_rs's tables."""
     slots = KerasSlots(saved)
     for variable in _candidates(saved, slots):
@@ -66,7 +66,7 @@ def _candidates(saved: SavedObjects, slots: KerasSlots) -> list[int]:
     return sorted(of_keras_rs | (slots.trained.keys() - of_layers))
 
 
-def _is_ours(found: Found, path: str, shape: tuple[int, ...]) -> bool:
+def _is_ours(found: Contents, path: str, shape: tuple[int, ...]) -> bool:
     """Whether a path and a shape are those of a small table of this package.
 
     Keras 3's optimizers have small tables a second time.
@@ -79,7 +79,7 @@ def _is_ours(found: Found, path: str, shape: tuple[int, ...]) -> bool:
 
 
 def _place(
-    saved: SavedObjects, found: Found, path: str, trained: Trained
+    saved: SavedObjects, found: Contents, path: str, trained: Trained
 ) -> tuple[str, str] | None:
     """The layer and the name of a variable's table; None: it is no table.
 

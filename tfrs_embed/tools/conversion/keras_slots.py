@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Column, Found
+from tfrs_embed.tools.conversion.contents import Column, Contents
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: Slots' names in tf_keras's new and legacy optimizers and in Keras 3's, and
@@ -60,7 +60,7 @@ class KerasSlots:
         }
 
     def add_columns(
-        self, found: Found, path: str, trained: Trained
+        self, found: Contents, path: str, trained: Trained
     ) -> dict[str, Column]:
         """Takes a table's variable and its slots; returns them by name."""
         paths = {PARAMETERS: path, **trained.slots}
@@ -68,7 +68,7 @@ class KerasSlots:
         found.notes += trained.notes
         return {name: self._saved.columns[each] for name, each in paths.items()}
 
-    def add_step(self, found: Found, layer: str, counters: set[str]) -> None:
+    def add_step(self, found: Contents, layer: str, counters: set[str]) -> None:
         """Sets a layer's step, if its optimizers' counters have one value."""
         columns = self._saved.columns
         paths = {

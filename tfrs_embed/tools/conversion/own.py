@@ -11,14 +11,14 @@ from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects, unescape
 
 #: The ranks of the int64 variables of a table of keys, by name.
 RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
 
 
-def find(saved: SavedObjects, found: Found) -> None:
+def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of this package's layers."""
     of_tables: dict[tuple[str, str], dict[str, str]] = {}
     for path in saved.columns:
@@ -34,7 +34,7 @@ def find(saved: SavedObjects, found: Found) -> None:
 
 
 def add_table(
-    found: Found,
+    found: Contents,
     layer: str,
     name: str,
     paths: Mapping[str, str],
@@ -85,7 +85,7 @@ def add_table(
 
 
 def add_step(
-    found: Found, layer: str, path: str, columns: Mapping[str, Column]
+    found: Contents, layer: str, path: str, columns: Mapping[str, Column]
 ) -> None:
     """Sets a layer's step, if `path` is that of an integer."""
     column = columns.get(path)

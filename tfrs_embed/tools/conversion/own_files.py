@@ -18,7 +18,7 @@ from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES
-from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.own import RANKS, add_step, add_table
 
 # In a group: its variables, by number or name, and the layer's name.
@@ -42,7 +42,9 @@ _WEIGHT_2 = re.compile(rf"(.+)/({_COLUMN})")
 _TABLE = "table"
 
 
-def find(file: h5py.File, columns: Mapping[str, Column], found: Found) -> None:
+def find(
+    file: h5py.File, columns: Mapping[str, Column], found: Contents
+) -> None:
     """Finds this package's tables in a file.
 
     Args:
@@ -60,7 +62,7 @@ def find(file: h5py.File, columns: Mapping[str, Column], found: Found) -> None:
 
 
 def _find_engines(
-    file: h5py.File, columns: Mapping[str, Column], found: Found
+    file: h5py.File, columns: Mapping[str, Column], found: Contents
 ) -> None:
     of_tables: dict[tuple[str, str, str], dict[str, str]] = {}
     for path in columns:
@@ -85,7 +87,7 @@ def _find_engines(
         add_step(found, layer, f"{group}/{VARIABLES}/step", columns)
 
 
-def _guess(found: Found, layer: str, names: Iterable[str]) -> bool:
+def _guess(found: Contents, layer: str, names: Iterable[str]) -> bool:
     """Guesses whether a layer is an All2AllDenseEmbedding, with a note."""
     by_key = RANKS.keys() & set(names) <= {KEYS}
     here = layer.rpartition("/")[2]
@@ -100,7 +102,7 @@ def _guess(found: Found, layer: str, names: Iterable[str]) -> bool:
 
 
 def _find_keras_layers(
-    file: h5py.File, columns: Mapping[str, Column], found: Found
+    file: h5py.File, columns: Mapping[str, Column], found: Contents
 ) -> None:
     """Finds the tables of Keras layers, this package's small tables too."""
     for path in columns:
@@ -119,7 +121,7 @@ def _find_keras_layers(
 
 
 def _add_embedding(
-    found: Found, layer: str, path: str, columns: Mapping[str, Column]
+    found: Contents, layer: str, path: str, columns: Mapping[str, Column]
 ) -> None:
     """Adds the variable of a Keras Embedding layer."""
     column = columns.get(path)
@@ -134,7 +136,7 @@ def _find_older(
     file: h5py.File,
     group: h5py.Group,
     columns: Mapping[str, Column],
-    found: Found,
+    found: Contents,
 ) -> None:
     """Finds the tables of an older file, whose layers `group` has."""
     classes = _classes(file)

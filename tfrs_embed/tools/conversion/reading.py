@@ -18,7 +18,7 @@ from tfrs_embed.tools.conversion import (
     sok,
     tfrs,
 )
-from tfrs_embed.tools.conversion.contents import Contents, Found
+from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The libraries with tables in TensorFlow's checkpoints. Each finds tables
@@ -65,10 +65,12 @@ def read(path: str, dim: int | None = None) -> Contents:
 
 
 def _read(path: str, saved: SavedObjects) -> Contents:
-    found = Found(path)
+    found = Contents(path)
     exported.find(saved, found)
     if found.tables:
-        return found.contents(exported.FORMAT, saved.others(found.taken))
+        found.format = exported.FORMAT
+        found.others = saved.others(found.taken)
+        return found
     if saved.sharded:
         raise ValueError(
             f"'{path}' has only shards of the table '{saved.sharded[0]}', "
@@ -91,9 +93,10 @@ def _read(path: str, saved: SavedObjects) -> Contents:
             "not the layers that they belong to: Keras's model.export leaves "
             f"them out. {_INSTEAD}"
         )
-    return found.contents(
-        " and ".join(formats) or "no tables", saved.others(found.taken)
-    )
+    if formats:
+        found.format = " and ".join(formats)
+    found.others = saved.others(found.taken)
+    return found
 
 
 def _prefix(path: str) -> str:

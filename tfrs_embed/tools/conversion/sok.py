@@ -25,7 +25,6 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import (
     Column,
     Contents,
-    Found,
     Other,
     Table,
 )
@@ -103,7 +102,7 @@ def read(folder: str, dim: int | None = None) -> Contents:
     Raises:
         ValueError: a variable's files don't fit together.
     """
-    found = Found(folder)
+    found = Contents(folder, "SOK")
     names = sorted(os.listdir(folder))
     for name in names:
         if name.endswith(_KEYS_1):
@@ -139,16 +138,16 @@ def read(folder: str, dim: int | None = None) -> Contents:
                 for slot, each in paths.items()
             }
         found.tables.append(_table(variable, keys, files, dim))
-    others = [
+    found.others = [
         Other(name, (), "file", os.path.getsize(os.path.join(folder, name)))
         for name in names
         if name not in found.taken
     ]
-    return found.contents("SOK", others)
+    return found
 
 
 def _headless_keys(
-    path: str, rows: _File, dim: int | None, found: Found
+    path: str, rows: _File, dim: int | None, found: Contents
 ) -> _File:
     """The keys in a file of SOK 1, whose dtype follows from the rows."""
     keys = _File(path, 0, np.dtype("i8"))

@@ -20,7 +20,7 @@ from tfrs_embed.compat.private_tensorflow import sparse_core_layout_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES
 from tfrs_embed.sparsecore.layout import flat_rows
-from tfrs_embed.tools.conversion.contents import Column, Found, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects, unescape
 from tfrs_embed.tools.conversion.places import (
@@ -32,7 +32,7 @@ from tfrs_embed.tools.conversion.places import (
 _SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
 
 
-def find(saved: SavedObjects, found: Found) -> None:
+def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of TensorFlow's TPU embeddings."""
     slots = KerasSlots(saved)
     counters: dict[str, set[str]] = {}
@@ -46,7 +46,7 @@ def find(saved: SavedObjects, found: Found) -> None:
         slots.add_step(found, layer, of_layer)
 
 
-def _find_stacked(saved: SavedObjects, found: Found, path: str) -> None:
+def _find_stacked(saved: SavedObjects, found: Contents, path: str) -> None:
     """Finds the tables of the layouts that have a path."""
     owner = path[: -len(LAYOUTS)]
     layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
@@ -69,7 +69,7 @@ def _find_stacked(saved: SavedObjects, found: Found, path: str) -> None:
 
 def _find_table(
     saved: SavedObjects,
-    found: Found,
+    found: Contents,
     path: str,
     slots: KerasSlots,
     counters: dict[str, set[str]],

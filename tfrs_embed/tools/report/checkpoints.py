@@ -85,7 +85,7 @@ def checkpoints(paths: Sequence[str]) -> page.Part:
         last.contents.path,
         tuple(facts.items()),
         tuple(each for each in sections if each is not None),
-        last.contents.notes,
+        tuple(last.contents.notes),
     )
 
 
