@@ -72,27 +72,21 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def _with_status(
-    work: Callable[[argparse.Namespace], None],
-) -> Callable[[argparse.Namespace], int]:
-    """Wraps a command's work: errors become messages and exit statuses."""
-
-    def run(args: argparse.Namespace) -> int:
-        try:
-            work(args)
-        except tf.errors.OpError as error:
-            return fail(error.message)
-        except InputError as error:
-            return fail(error, WRONG)
-        except (OSError, ValueError) as error:
-            return fail(error)
-        except MemoryError as error:
-            return fail(f"Not enough memory to read '{args.source}': {error}")
-        except KeyboardInterrupt:
-            return fail("interrupted.", INTERRUPTED)
-        return FINE
-
-    return run
+def _run(args: argparse.Namespace) -> int:
+    """Does a command's work; returns the exit status."""
+    try:
+        args.work(args)
+    except tf.errors.OpError as error:
+        return fail(error.message)
+    except InputError as error:
+        return fail(error, WRONG)
+    except (OSError, ValueError) as error:
+        return fail(error)
+    except MemoryError as error:
+        return fail(f"Not enough memory to read '{args.source}': {error}")
+    except KeyboardInterrupt:
+        return fail("interrupted.", INTERRUPTED)
+    return FINE
 
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +110,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON instead of tables"
     )
     _add_shared(inspect)
-    inspect.set_defaults(run=_with_status(_inspect))
+    inspect.set_defaults(run=_run, work=_inspect)
     converts = add_command(
         commands,
         "convert",
@@ -166,7 +160,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         help="the number of updates made, where the source doesn't tell it",
     )
     _add_shared(converts)
-    converts.set_defaults(run=_with_status(_convert))
+    converts.set_defaults(run=_run, work=_convert)
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:

@@ -191,17 +191,15 @@ def write_checkpoint(
 
     Args:
         contents: the tables.
-        path: the checkpoint to write; there must be none.
+        path: the checkpoint to write.
         progress: called with numbers of bytes that were read.
 
     Returns:
         What such a checkpoint can't have, in words.
 
     Raises:
-        InputError: there is a checkpoint already, or a table's width is not
-            known.
+        InputError: a table's width is not known.
     """
-    check_destination(path, "checkpoint")
     for table in contents.tables:
         if not table.shape[1]:
             raise InputError(
@@ -248,7 +246,7 @@ def write_sok(
 
     Args:
         contents: the tables.
-        path: the folder to write; nothing may be there.
+        path: the folder to write.
         as_saver: whether to write as `sok.Saver` does, or else as `sok.dump`.
         progress: called with numbers of bytes that were read.
 
@@ -256,10 +254,8 @@ def write_sok(
         What such files can't have, in words.
 
     Raises:
-        InputError: something is there already, or two tables would have files
-            of one name.
+        InputError: two tables would have files of one name.
     """
-    check_destination(path, "sok")
     left = [f"the step of '{layer}'" for layer in contents.steps]
     with _temporary_beside(path) as folder:
         files = os.path.join(folder, "files")

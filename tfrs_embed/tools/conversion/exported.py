@@ -21,11 +21,6 @@ def is_saved_model(path: str) -> bool:
     return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
 
 
-def variables_of(path: str) -> str:
-    """The path of the checkpoint in a SavedModel's folder."""
-    return os.path.join(path, "variables", "variables")
-
-
 def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of an exported model.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from tfrs_embed.configs.tables import DTYPES
-from tfrs_embed.tools.conversion.contents import Contents, Table
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
@@ -28,18 +27,9 @@ def find(saved: SavedObjects, found: Contents) -> None:
             column = saved.columns.get(path)
             if column is None or path in found.taken or not column.is_table:
                 continue
-            dtype = column.dtype
-            if dtype.name not in DTYPES:
-                found.notes.append(
-                    f"'{path}' is {dtype.name}, read as float32."
-                )
-                dtype = tf.float32
             trained = slots.of(path)
-            columns = {
-                name: each.as_dtype(dtype)
-                for name, each in slots.add_columns(
-                    found, path, trained
-                ).items()
-            }
-            found.tables.append(Table(layer, "", columns, of_keras=True))
-            slots.add_step(found, layer, set(trained.counters))
+            paths = {PARAMETERS: path, **trained.slots}
+            slots.add_table(
+                found, layer, "", paths, trained, DTYPES, of_keras=True
+            )
+    slots.add_steps(found)

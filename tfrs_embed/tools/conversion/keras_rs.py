@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 
-import tensorflow as tf
-
-from tfrs_embed.tools.conversion.contents import Contents, Table
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots, Trained
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
@@ -35,16 +34,9 @@ def find(saved: SavedObjects, found: Contents) -> None:
         place = _place(saved, found, path, trained)
         if place is None or _is_ours(found, "/".join(place), column.shape):
             continue
-        if column.dtype != tf.float32:
-            found.notes.append(
-                f"'{path}' is {column.dtype.name}, read as float32."
-            )
-        columns = {
-            name: each.as_dtype(tf.float32)
-            for name, each in slots.add_columns(found, path, trained).items()
-        }
-        found.tables.append(Table(*place, columns))
-        slots.add_step(found, place[0], set(trained.counters))
+        paths = {PARAMETERS: path, **trained.slots}
+        slots.add_table(found, *place, paths, trained)
+    slots.add_steps(found)
 
 
 def _candidates(saved: SavedObjects, slots: KerasSlots) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+
+import tensorflow as tf
 
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Column, Contents
+from tfrs_embed.tools.conversion.contents import Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: Slots' names in tf_keras's new and legacy optimizers and in Keras 3's, and
@@ -46,6 +48,7 @@ class KerasSlots:
 
     def __init__(self, saved: SavedObjects) -> None:
         self._saved = saved
+        self._counters: dict[str, set[str]] = {}
         self.trained: dict[int, list[tuple[Mapping[str, int], str]]] = {}
         for children in saved.nodes:
             if children.keys() >= {_TRAINED, _ITERATIONS}:
@@ -59,29 +62,49 @@ class KerasSlots:
             if number in self.trained
         }
 
-    def add_columns(
-        self, found: Contents, path: str, trained: Trained
-    ) -> dict[str, Column]:
-        """Takes a table's variable and its slots; returns them by name."""
-        paths = {PARAMETERS: path, **trained.slots}
+    def add_table(
+        self,
+        found: Contents,
+        layer: str,
+        name: str,
+        paths: Mapping[str, str],
+        trained: Trained,
+        dtypes: Container[str] = ("float32",),
+        of_keras: bool = False,
+    ) -> None:
+        """Adds a table of `paths`, by name, and what counts its steps.
+
+        Columns keep the `dtypes` that are named, and others become float32.
+        """
+        path = paths[PARAMETERS]
+        dtype = self._saved.columns[path].dtype
+        if dtype.name not in dtypes:
+            found.notes.append(f"'{path}' is {dtype.name}, read as float32.")
+            dtype = tf.float32
+        columns = {
+            column: self._saved.columns[each].as_dtype(dtype)
+            for column, each in paths.items()
+        }
+        found.tables.append(Table(layer, name, columns, of_keras=of_keras))
         found.taken.update(paths.values())
         found.notes += trained.notes
-        return {name: self._saved.columns[each] for name, each in paths.items()}
+        self._counters.setdefault(layer, set()).update(trained.counters)
 
-    def add_step(self, found: Contents, layer: str, counters: set[str]) -> None:
-        """Sets a layer's step, if its optimizers' counters have one value."""
+    def add_steps(self, found: Contents) -> None:
+        """Sets the steps of layers whose counters have one value."""
         columns = self._saved.columns
-        paths = {
-            path
-            for path in counters
-            if path in columns
-            and columns[path].shape == ()
-            and columns[path].dtype.is_integer
-        }
-        steps = {int(columns[path].number()) for path in paths}
-        if len(steps) == 1:
-            found.steps[layer] = steps.pop()
-            found.taken |= paths
+        for layer, counters in self._counters.items():
+            paths = {
+                path
+                for path in counters
+                if path in columns
+                and columns[path].shape == ()
+                and columns[path].dtype.is_integer
+            }
+            steps = {int(columns[path].number()) for path in paths}
+            if len(steps) == 1:
+                found.steps[layer] = steps.pop()
+                found.taken |= paths
 
     def of(self, path: str) -> Trained:
         """Finds the slots of the variable of a path."""

@@ -118,21 +118,12 @@ class SavedObjects:
         return Column(shape, read, dtype)
 
     def names_of(self, path: str) -> list[str]:
-        """The names under which an object's owner has the object, sorted.
-
-        There are several where objects are shared.
-        """
-        *owners, name = [unescape(part) for part in path.split("/")]
-        children = self.nodes[0] if self.nodes else {}
-        for owner in owners:
-            if owner not in children:
-                return [name]
-            children = self.nodes[children[owner]]
-        return sorted(
-            other
-            for other, child in children.items()
-            if child == children.get(name)
-        ) or [name]
+        """The names under which an object's owner has it, sorted."""
+        owner, _, last = path.rpartition("/")
+        numbers = [n for n, each in self.paths.items() if each == owner]
+        children = self.nodes[numbers[0]] if numbers else {}
+        number = children.get(unescape(last), -1)
+        return sorted(n for n, child in children.items() if child == number)
 
     def others(self, taken: Container[str]) -> list[Other]:
         """The tensors that are not in `taken`, a set of variables' paths."""

@@ -59,13 +59,14 @@ def read(path: str, dim: int | None = None) -> Contents:
     if keras_files.is_file(path):
         return keras_files.read(path)
     if exported.is_saved_model(path):
-        return _read(path, SavedObjects(exported.variables_of(path)))
+        return _read(path, os.path.join(path, "variables", "variables"))
     prefix = _prefix(path)
-    return _read(prefix, SavedObjects(prefix))
+    return _read(prefix, prefix)
 
 
-def _read(path: str, saved: SavedObjects) -> Contents:
-    found = Contents(path)
+def _read(path: str, prefix: str) -> Contents:
+    """Finds the tables of a checkpoint, which a SavedModel may have."""
+    saved, found = SavedObjects(prefix), Contents(path)
     exported.find(saved, found)
     if found.tables:
         found.format = exported.FORMAT

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrs_embed.checkpoint import stored
 from tfrs_embed.checkpoint.names import in_key
@@ -35,15 +34,13 @@ _SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
 def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of TensorFlow's TPU embeddings."""
     slots = KerasSlots(saved)
-    counters: dict[str, set[str]] = {}
     for path in saved.columns:
         if path.split("/")[-1] == LAYOUTS:
             _find_stacked(saved, found, path)
     for path in saved.columns:
         if path not in found.taken:
-            _find_table(saved, found, path, slots, counters)
-    for layer, of_layer in counters.items():
-        slots.add_step(found, layer, of_layer)
+            _find_table(saved, found, path, slots)
+    slots.add_steps(found)
 
 
 def _find_stacked(saved: SavedObjects, found: Contents, path: str) -> None:
@@ -68,13 +65,9 @@ def _find_stacked(saved: SavedObjects, found: Contents, path: str) -> None:
 
 
 def _find_table(
-    saved: SavedObjects,
-    found: Contents,
-    path: str,
-    slots: KerasSlots,
-    counters: dict[str, set[str]],
+    saved: SavedObjects, found: Contents, path: str, slots: KerasSlots
 ) -> None:
-    """Adds a variable's table, if it is one, and what counts its steps."""
+    """Adds the table of a variable, if it is a table's."""
     parts = path.split("/")
     name = unescape(parts[-1])
     own: dict[str, str] = {}
@@ -97,25 +90,16 @@ def _find_table(
         )
     else:
         return
-    dtype = saved.columns[path].dtype
     if not saved.columns[path].is_table:
         return
-    if dtype != tf.float32:
-        found.notes.append(f"'{path}' is {dtype.name}, read as float32.")
     trained = slots.of(path)
-    columns = slots.add_columns(found, path, trained)
-    layer = _layer(owner)
-    counters.setdefault(layer, set()).update(trained.counters)
+    paths = {PARAMETERS: path, **(trained.slots or own)}
+    slots.add_table(found, _layer(owner), name, paths, trained)
     if own and trained.slots:
         found.notes.append(
             f"Table '{name}' was trained by Keras, whose slots were taken; its "
             f"own, {', '.join(own)}, are initial ones."
         )
-    elif own:
-        found.taken.update(own.values())
-        columns |= {slot: saved.columns[each] for slot, each in own.items()}
-    columns = {n: column.as_dtype(tf.float32) for n, column in columns.items()}
-    found.tables.append(Table(layer, name, columns))
 
 
 def _paths(
