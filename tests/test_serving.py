@@ -461,7 +461,7 @@ def test_a_model_without_a_call_is_exported_with_functions(tmp_path):
     with pytest.raises(ValueError, match=r"no call method.* signatures"):
         export(model, tmp_path / "model", spec)
     idle = {"idle": (model.idle, [tf.TensorSpec([None, 3])])}
-    with pytest.raises(ValueError, match="'idle' calls what isn't built"):
+    with pytest.raises(ValueError, match="'idle' calls a layer that isn't"):
         export(model, tmp_path / "model", signatures=idle)
     assert os.listdir(tmp_path) == []
 

@@ -32,11 +32,7 @@ _NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
 
 
 def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
-    """Cuts the rows of a tensor [rows, ...] into blocks.
-
-    Yields:
-        The first row and the number of rows of each block.
-    """
+    """Yields the first row and the size of each block of a tensor's rows."""
     rows, *rest = shape
     row = max(1, tf.TensorShape(rest).num_elements()) * dtype.size
     size = max(1, BLOCK_BYTES // row)
@@ -45,14 +41,11 @@ def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
 
 
 class BundleWriter:
-    """Writes a checkpoint's tensors as parts for `merge`.
+    """Writes a checkpoint's tensors as parts, whose paths begin with `prefix`.
 
     After a failed write, `add` does nothing and `finish` raises the error: the
-    caller goes on reading rows, for which other workers wait.
-
-    Args:
-        prefix: the beginning of the parts' paths.
-        progress: called with numbers of bytes that were written.
+    caller goes on reading rows, for which other workers wait. `progress` is
+    called with numbers of bytes that were written.
     """
 
     def __init__(
@@ -85,14 +78,9 @@ class BundleWriter:
         rows: tf.Tensor,
         column: int | None = None,
     ) -> None:
-        """Adds some rows of a tensor, or some columns of these rows.
+        """Adds rows of a tensor of `shape`, from row `start` on.
 
-        Args:
-            name: the tensor's name.
-            shape: the whole tensor's shape.
-            start: the first row's index.
-            rows: the rows.
-            column: the first column's index; None: the rows have all columns.
+        With `column`, the rows have some of the columns, from that one on.
         """
         spec = slice_spec(shape, start, rows.shape[0])
         if column is not None:
@@ -106,14 +94,7 @@ class BundleWriter:
         total: int | None = None,
         first: int = 0,
     ) -> None:
-        """Adds rows of a tensor in blocks.
-
-        Args:
-            name: the tensor's name.
-            rows: the rows.
-            total: the number of rows of the whole tensor; None: `rows` is it.
-            first: the first row's index.
-        """
+        """Adds a tensor in blocks, or rows from `first` on of `total` rows."""
         count, *row = rows.shape
         shape = [count if total is None else total, *row]
         if shape[0] == 0:
@@ -157,12 +138,9 @@ class BundleWriter:
 
 
 class BundleReader:
-    """Reads a checkpoint's tensors: whole, or some rows.
+    """Reads tensors of the checkpoint `prefix`: whole, or some rows.
 
     Errors of damaged files name the checkpoint, the tensor and the file.
-
-    Args:
-        prefix: the checkpoint's path, as `tf.train.latest_checkpoint` gives it.
 
     Attributes:
         shapes: the tensors' shapes by name.

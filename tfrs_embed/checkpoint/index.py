@@ -27,23 +27,16 @@ _MOST = 2**63 - 1
 
 
 class Index:
-    """The index of a checkpoint, with all entries checked.
+    """The index of the checkpoint `prefix`, with all entries checked.
 
     TensorFlow aborts the process over some damaged entries, such as a negative
     size, and allocates memory for data that are not there. Its errors don't
-    name the files.
-
-    Args:
-        prefix: the checkpoint's path.
-
-    Attributes:
-        shapes: the tensors' shapes by name.
-        dtypes: the tensors' dtypes by name.
+    name the files. `shapes` and `dtypes` are the tensors' by name.
 
     Raises:
         tf.errors.NotFoundError: there is no index.
-        tf.errors.DataLossError: the index is damaged, or a data file is missing
-            or cut off.
+        tf.errors.DataLossError: the index is damaged, or a data file is
+            missing or cut off.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -88,12 +81,9 @@ class Index:
         self._check_files()
 
     def pieces(self, name: str) -> list[Piece]:
-        """Returns the pieces of a tensor's rows in their order.
-
-        A tensor that was saved whole has one piece.
+        """The pieces of a tensor's rows in their order; one if saved whole.
 
         Raises:
-            KeyError: there is no such tensor.
             ValueError: the tensor was saved in slices of columns, or on a
                 big-endian machine.
         """
@@ -142,7 +132,7 @@ class Index:
                     raise self._damaged(f"a slice of '{name}' is outside of it")
                 shape.append(length)
             if piece.shape != tuple(shape) or piece.dtype != proto.dtype:
-                raise self._damaged(f"a slice of '{name}' is not as it says")
+                raise self._damaged(f"a slice of '{name}' has another shape")
             piece.start = extents[0][0]
         return pieces
 
@@ -178,7 +168,7 @@ class Index:
             or min(proto.offset, proto.size) < 0
             or proto.offset + proto.size > _MOST
         ):
-            raise self._damaged(f"what it says of {key!r} can't be")
+            raise self._damaged(f"the entry of {key!r} is impossible")
         if proto.slices:
             return proto  # Its slices have the bytes.
         if dtype in (tf.string, tf.variant, tf.resource):

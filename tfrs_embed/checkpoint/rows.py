@@ -46,9 +46,9 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
     if {len(here), len(there)} != {1, 2}:
         return ""
     return (
-        " One has a number for each row, as RowWiseAdagrad keeps it, the other "
-        "one for each of a row's columns, as other optimizers do: neither can "
-        "be made of the other. Restore with the optimizer it was saved with."
+        " One has a number for each row, as with RowWiseAdagrad. The other has "
+        "a number for each value, as with other optimizers. Neither can be "
+        "made of the other. Restore with the optimizer it was saved with."
     )
 
 
@@ -95,10 +95,7 @@ class Saved(abc.ABC):
     exporting = False
 
     def held(self) -> list[HeldRows]:
-        """The rows that this process holds, each once, without a collective.
-
-        Empty for values without rows, or if no row is here as a whole.
-        """
+        """The rows that this process holds as a whole, without a collective."""
         return []
 
     @property
@@ -112,10 +109,9 @@ class Saved(abc.ABC):
 
     @abc.abstractmethod
     def check(self, key: str, reader: BundleReader) -> None:
-        """Checks that the value under a key fits; called before all restores.
+        """Raises a ValueError if the value under a key doesn't fit.
 
-        Raises:
-            ValueError: the value doesn't fit.
+        Called for all values before the first is restored.
         """
 
     @abc.abstractmethod
@@ -160,7 +156,7 @@ class Rows(Saved):
         there, here = reader.shapes[key], self.shape.as_list()
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         if sibling(key, KEYS) in reader.shapes:
-            raise ValueError(f"{where}: there it is a table of keys.")
+            raise ValueError(f"{where}: the checkpoint has a table of keys.")
         if not there or there[1:] != here[1:]:
             raise ValueError(
                 f"{where}: it has the shape {here} here and {there} there; "
@@ -205,12 +201,7 @@ class Rows(Saved):
 
 
 class VariableRows(Rows):
-    """The rows of a variable that holds a whole table.
-
-    Args:
-        name: the table's name in errors.
-        variable: a variable on one device, or with a copy on each replica.
-    """
+    """The rows of a variable that holds a whole table, or of its copies."""
 
     def __init__(self, name: str, variable: tf.Variable) -> None:
         self.name = name

@@ -20,15 +20,11 @@ _TEMP = "_temp"
 
 
 class Session:
-    """Writes a process's part of a checkpoint.
+    """Writes a process's part of the checkpoint whose path is `checkpoint`.
 
     Values that only this process has go into its own checkpoint. Values of
-    which all workers have a part go into the chief's.
-
-    Args:
-        prefix: the beginning of the paths of this process's parts.
-        checkpoint: the path of the checkpoint that this process writes.
-        progress: called with numbers of bytes that this process wrote.
+    which all workers have a part go into the chief's. The paths of parts begin
+    with `prefix`. `progress` is called with numbers of bytes written.
     """
 
     def __init__(
@@ -50,12 +46,9 @@ class Session:
         self._shared: _Shared | None = None
 
     def writer(self, replicas: Replicas | None = None) -> BundleWriter:
-        """Returns the writer for a table.
+        """Returns the writer for a table on `replicas`; None: on this process.
 
-        Args:
-            replicas: the replicas that hold the table; None: this process has
-                all of it. The first call for several workers waits for all of
-                them.
+        The first call for several workers waits for all of them.
         """
         if replicas is None or replicas.workers == 1:
             return self._own
@@ -88,12 +81,8 @@ class Session:
         """Writes what is left; returns the parts of this checkpoint.
 
         The parts of tables on several workers belong to the chief's checkpoint.
-        Workers then wait for each other, and all raise an error if one failed.
-
-        Raises:
-            tf.errors.OpError: this process could not write.
-            RuntimeError: another worker could not, or its files are missing on
-                the chief.
+        Workers then wait for each other, and all raise an error if one failed:
+        a tf.errors.OpError, or on other workers a RuntimeError.
         """
         if self._shared is None:
             return self._own.finish()
@@ -166,7 +155,7 @@ def check_seen(worker: int, parts: Sequence[str]) -> None:
     for part in parts:
         if not tf.io.gfile.exists(f"{part}.index"):
             raise RuntimeError(
-                f"Worker {worker} has saved its part as '{part}', which can't "
-                "be seen here: all workers need the folder that the chief "
-                "saves to, on a file system that they share."
+                f"Worker {worker} has saved its part as '{part}', which the "
+                "chief can't see: the chief must save to a folder on a file "
+                "system that all workers share."
             )

@@ -63,12 +63,12 @@ class SavedOrder(Trackable, Saved):
         if there != self.places:
             self.refused = ValueError(
                 f"The optimizer '{self.name}' can't be restored from "
-                f"'{reader.prefix}': it keeps slots by the position of the "
-                f"variables that it trains. There it has {_text(there)}; here "
-                f"{_text(self.places)}. Restore under the size_threshold, the "
-                "table optimizers and the rows that it was saved with. Or "
-                "restore into a model that is not compiled and save that: its "
-                "checkpoint has no optimizer."
+                f"'{reader.prefix}': slots are saved by the positions of the "
+                "variables that the optimizer trains. In the checkpoint these "
+                f"are {_text(there)}; here {_text(self.places)}. Restore with "
+                "the size_threshold, the table optimizers and the rows of the "
+                "model that was saved. Or restore into a model that is not "
+                "compiled and save that: its checkpoint has no optimizer."
                 f"{self._legacy()}"
             )
             if self.tracked:
@@ -78,7 +78,9 @@ class SavedOrder(Trackable, Saved):
         """Another remedy for the error, with tf_keras."""
         if kerases.of(self._optimizer).__name__ != kerases.TF_KERAS:
             return ""
-        return " tf_keras.optimizers.legacy's keep slots by variable."
+        return (
+            " Optimizers of tf_keras.optimizers.legacy save slots by variable."
+        )
 
     def restore(self, key: str, reader: BundleReader) -> None:
         """Does nothing: `check` has compared the positions."""

@@ -83,12 +83,7 @@ class Piece:
 
 
 def read_rows(pieces: Sequence[Piece], start: int, size: int) -> np.ndarray:
-    """Returns `size` rows of a tensor from `start` on.
-
-    Args:
-        pieces: the tensor's pieces, of `Index.pieces`.
-        start: the first row.
-        size: the number of rows.
+    """Returns `size` rows from `start` on of a tensor with these `pieces`.
 
     Raises:
         tf.errors.DataLossError: a file is too short, or the checksum of a piece
@@ -104,11 +99,7 @@ def read_rows(pieces: Sequence[Piece], start: int, size: int) -> np.ndarray:
 
 
 def verify(pieces: Sequence[Piece]) -> None:
-    """Verifies the checksums of a tensor's pieces; reads all of them.
-
-    Raises:
-        tf.errors.DataLossError: a file is too short, or a checksum is wrong.
-    """
+    """Verifies the checksums of a tensor's pieces; raises DataLossError."""
     for piece in pieces:
         step = max(1, _VERIFY_BYTES // max(1, piece.row_bytes))
         for start in range(piece.start, piece.end, step):

@@ -19,10 +19,8 @@ def copy_for_saving(
 ) -> None:
     """Copies a value that TensorFlow is about to save, or updates the copy.
 
-    Args:
-        saved: saves the value.
-        object_map: TensorFlow's copies, by their originals.
-        read: reads the value; returns None if nothing is to be saved.
+    `read` returns the value, or None if nothing is to be saved. `object_map`
+    has TensorFlow's copies by their originals.
     """
     if saved not in object_map:
         object_map[saved] = _Taken(saved, read)

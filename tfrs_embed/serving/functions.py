@@ -37,12 +37,7 @@ def served_functions(
     input_signature: Any,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]],
 ) -> dict[str, ServedFunction]:
-    """Returns the functions to export by signature; see `export`.
-
-    Raises:
-        TypeError: an argument is of a wrong type.
-        ValueError: the model isn't built, or its inputs are not known.
-    """
+    """Checks the arguments of `export`; returns functions by signature."""
     if not _is_layer(model):
         raise TypeError(
             f"Only a Keras model or layer can be exported, got {model!r}."
@@ -54,9 +49,9 @@ def served_functions(
         functions[DEFAULT_SIGNATURE] = _default(model, input_signature)
     elif not signatures or input_signature is not None:
         raise ValueError(
-            f"'{model.name}' has no call method, so what it is to serve is not "
-            "known: give export signatures, functions with the specs of their "
-            "arguments, such as {'serving_default': (model.user_model, "
+            f"'{model.name}' has no call method to serve: give export "
+            "signatures, functions with the specs of their arguments, such as "
+            "{'serving_default': (model.user_model, "
             "[tf.TensorSpec([None], tf.int64)])}."
         )
     for name, (function, arguments) in signatures.items():
@@ -78,7 +73,7 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         raise ValueError(
             f"'{model.name}' can't be exported: it isn't built. Call it once, "
             "or train it; or give export signatures, 'serving_default' among "
-            "them, which don't call it."
+            "them, which don't call the model."
         )
     arguments: dict[str, Any] = {}
     about = None
@@ -92,8 +87,9 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         given = _save_spec(model)
         if given is None:
             raise ValueError(
-                f"What '{model.name}' takes is not known, as only models "
-                "that were called know it: give export an input_signature."
+                f"The inputs of '{model.name}' are not known, as Keras knows "
+                "them only of models that were called, and Keras 3 only of "
+                "functional models: give export an input_signature."
             )
         input_signature, arguments = _called_with(model, *given)
     names = list(arguments)
@@ -137,10 +133,7 @@ def _called_with(
 ) -> tuple[Any, dict[str, Any]]:
     """The arguments of a model's first call: the first, and the others by name.
 
-    Args:
-        model: the model.
-        positional: specs of positional arguments; None for all but tensors.
-        by_name: specs of keyword arguments, of tensors only.
+    `positional` has a None for each argument that is no tensor.
     """
     first, *others = inspect.signature(model.call).parameters.values()
     names = [p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -38,13 +38,9 @@ def save_graph(
     tables: ServedTables,
     folder: str,
 ) -> None:
-    """Writes a SavedModel to a folder, without its tables' values.
+    """Writes a SavedModel of `functions` to a folder, without tables' values.
 
-    Args:
-        model: the model.
-        functions: the functions by their signatures' names.
-        tables: takes the tables that the functions read.
-        folder: the folder to write.
+    `tables` takes the tables that the functions read.
     """
     options = tf.saved_model.SaveOptions()
     options.experimental_variable_policy = _Policy()
@@ -72,8 +68,8 @@ def _no_new_variables(signature: str) -> Iterator[None]:
 
     def refuse(_: Any, **kwargs: Any) -> tf.Variable:
         raise ValueError(
-            f"Signature '{signature}' calls what isn't built: it would make "
-            f"the variable '{kwargs.get('name')}', which was never trained."
+            f"Signature '{signature}' calls a layer that isn't built. It would "
+            f"make the variable '{kwargs.get('name')}', which isn't trained."
         )
 
     with tf.variable_creator_scope(refuse):
@@ -85,10 +81,7 @@ def _resources(
 ) -> list[Any]:
     """The variables and lookup tables that functions read, except `tables`.
 
-    Args:
-        roots: the objects that may have variables and lookup tables.
-        functions: the concrete functions.
-        tables: the tables of this library.
+    They are among the `roots`' descendants, or the functions' own variables.
     """
     owners: dict[int, Any] = {}
     for owner in itertools.chain.from_iterable(

@@ -15,11 +15,8 @@ def rename_inputs(
     """Renames inputs of a SavedModel's signatures, in its file.
 
     Servers use the names of signatures, and `tf.saved_model.load` the keywords
-    of their functions. The names in the graph stay.
-
-    Args:
-        folder: the SavedModel's folder.
-        signatures: by signature, the new names of inputs by their old ones.
+    of their functions. The names in the graph stay. `signatures` has the new
+    names by the old ones, by signature.
     """
     file = f"{folder}/saved_model.pb"
     saved = saved_model_pb2.SavedModel()

@@ -23,13 +23,9 @@ DTYPES: dict[str, tf.DType] = {
 def encode(
     table: str, rows: tf.Tensor, dtype: tf.DType
 ) -> dict[str, tf.Tensor]:
-    """Encodes rows, [n, dim] float32, in one of `DTYPES`.
+    """Encodes rows, [n, dim] float32: values of the table's variables by name.
 
-    Returns:
-        The encoded rows of each of the table's variables, by name.
-
-    Raises:
-        ValueError: the rows have values that the dtype can't hold.
+    Raises a ValueError if the rows have values that the dtype can't hold.
     """
     if dtype == tf.float32:
         return {PARAMETERS: rows}

@@ -96,9 +96,8 @@ class ServedFunction:
     def trace(self, tables: ServedTables) -> tuple[Any, Any]:
         """Traces the function with `tables` in place of the layers' own.
 
-        Returns:
-            A function with the user's arguments, and a concrete function that
-            takes and returns named tensors.
+        Returns a function with the user's arguments, and a concrete function
+        that takes and returns named tensors.
         """
 
         def serve(*arguments: Any) -> Any:
@@ -179,10 +178,7 @@ def _named_parts(
 ) -> dict[str, Any]:
     """The tensors or specs of named leaves, by unique names.
 
-    Args:
-        signature: the signature's name in errors.
-        kind: "input" or "output".
-        leaves: the leaves with their names.
+    `kind` is "input" or "output"; errors name it and the signature.
     """
     found: dict[str, Any] = {}
     for name, leaf in leaves:

@@ -35,11 +35,7 @@ def current() -> ServedTables | None:
 
 
 class ServedTables:
-    """The tables that an exported model reads.
-
-    Args:
-        rows: the dtype of stored rows; None: each table's own.
-    """
+    """The tables of an exported model, with rows of a dtype, or their own."""
 
     def __init__(self, rows: str | None) -> None:
         self._rows = rows
@@ -61,15 +57,9 @@ class ServedTables:
     def gather(
         self, layer: Any, state: TableState, ids: tf.Tensor
     ) -> tf.Tensor:
-        """Returns rows of a table.
+        """Returns rows [n, dim] float32 by `ids` [n], numbers or keys.
 
-        Args:
-            layer: the layer that holds the table.
-            state: the table.
-            ids: [n], the rows' numbers, or keys in a table of keys.
-
-        Returns:
-            [n, dim] float32; zeros for a key without a row.
+        The row of a key that the table doesn't have is zeros.
         """
         stored = self._table(layer, state).variables
         if KEYS not in stored:
@@ -113,12 +103,7 @@ class ServedTables:
 class ServedTable(Trackable):
     """A table's variables in an exported model: rows, keys, scales.
 
-    The variables have no values in this process. TensorFlow saves their names,
-    and no values.
-
-    Args:
-        state: the table in its layer.
-        rows: the dtype of stored rows; None: the table's own.
+    They have no values in this process: TensorFlow saves their names alone.
     """
 
     def __init__(self, state: TableState, rows: str | None) -> None:
@@ -143,13 +128,10 @@ class ServedTable(Trackable):
         self._track_trackable(variable, name)
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
-        """Reads the table in blocks, on all workers if it is sharded.
+        """Yields each block's first row, and its values by variable's name.
 
-        Yields:
-            A block's first row, and its values in each variable, by name.
-
-        Raises:
-            ValueError: rows have values that the dtype can't hold.
+        All workers must call this for a sharded table. Values that the dtype
+        can't hold raise a ValueError.
         """
         if KEYS in self._source:
             yield from self._blocks_by_key()

@@ -20,11 +20,8 @@ def save_tables(
 ) -> None:
     """Adds the tables' values to the variables of a SavedModel.
 
-    Args:
-        tables: the tables.
-        folder: the SavedModel's folder.
-        writes: whether this worker writes; others only take part in reading.
-        progress: called with numbers of bytes that were written.
+    Without `writes`, this worker only takes part in reading. `progress` is
+    called with numbers of bytes that were written.
     """
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
     for layer, its_tables in tables.by_layer.items():

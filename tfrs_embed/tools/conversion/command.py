@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import format_bytes, text_table
 from tfrs_embed.tools.command_line import (
@@ -207,9 +206,8 @@ def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
         }
         # Keys and counters have no statistics: reading finds damaged files.
         for column in table.parts.values():
-            for start, size in blocks(column.shape, column.dtype):
-                column.read(start, size)
-                task.advance(column.nbytes_of(size))
+            for _ in column.blocks(task.advance):
+                pass
         tables.append(
             {
                 "layer": table.layer,

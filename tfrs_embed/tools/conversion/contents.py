@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.ops.update import PARAMETERS
 
@@ -31,11 +32,19 @@ class Column:
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
-        return self.nbytes_of(self.shape[0])
+        return self.dtype.size * math.prod(self.shape)
 
-    def nbytes_of(self, rows: int) -> int:
-        """Bytes of `rows` rows."""
-        return self.dtype.size * rows * math.prod(self.shape[1:])
+    def blocks(
+        self, progress: Callable[[int], None]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Reads all rows in blocks; yields the first row and the rows of each.
+
+        `progress` is called with numbers of bytes that were read.
+        """
+        for start, size in blocks(self.shape, tf.float32):
+            rows = self.read(start, size)
+            progress(self.dtype.size * rows.size)
+            yield start, rows
 
     @property
     def is_table(self) -> bool:
@@ -103,12 +112,7 @@ class Table:
         return {name: part for name, part in self.parts.items() if name != KEYS}
 
     def check_shapes(self) -> None:
-        """Checks that the columns fit together.
-
-        Raises:
-            ValueError: there are no parameters, or a slot, the keys or a
-                counter has another number of rows or another width.
-        """
+        """Raises a ValueError if the columns don't fit together."""
         if PARAMETERS not in self.columns:
             raise ValueError(f"Table '{self.path}' has no parameters.")
         shape = self.columns[PARAMETERS].shape
@@ -129,14 +133,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """A variable that belongs to no table.
-
-    Attributes:
-        name: its key.
-        shape: its shape.
-        dtype: its dtype's name.
-        nbytes: bytes of its values; 0 for strings.
-    """
+    """A variable that belongs to no table; strings have 0 bytes."""
 
     name: str
     shape: tuple[int, ...]

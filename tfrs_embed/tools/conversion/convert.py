@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle, saver
-from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
@@ -33,17 +33,11 @@ TARGETS = ("checkpoint", "sok", "sok-saver")
 def rename_tables(
     contents: Contents, tables: Mapping[str, str], by_id: bool = False
 ) -> None:
-    """Gives tables other names.
+    """Gives tables new names, by their old names or paths.
 
-    Args:
-        contents: the tables.
-        tables: new names by old names or paths. A table without a name goes by
-            its layer's path, and becomes a table of the layer's owner.
-        by_id: whether tables of keys become tables of ids, with their layers'
-            names.
-
-    Raises:
-        InputError: there is no such table, or the keys are not 0, 1, 2 ...
+    A table without a name goes by its layer's path, and becomes a table of the
+    layer's owner. With `by_id` tables of the keys 0, 1, 2 ... become tables of
+    ids, with their layers' names.
     """
     if by_id:
         if all(table.keys is None for table in contents.tables):
@@ -86,15 +80,7 @@ def _by_id(table: Table) -> Table:
 
 
 def rename_layers(contents: Contents, layers: Mapping[str, str]) -> None:
-    """Gives layers other paths.
-
-    Args:
-        contents: the tables.
-        layers: the layers' new paths by their old ones.
-
-    Raises:
-        InputError: there is no such layer, or two tables get one name.
-    """
+    """Gives layers new paths, by their old ones."""
     _check_known("layer", layers, {table.layer for table in contents.tables})
     renamed: dict[tuple[str, str], Table] = {}
     steps = {}
@@ -119,14 +105,9 @@ def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
 
 
 def set_steps(contents: Contents, step: int | None) -> None:
-    """Sets the steps of the layers whose step is not known.
+    """Sets the steps of the layers whose step is not known to `step`.
 
-    Args:
-        contents: the tables.
-        step: the number of updates made; None: 0, with a note.
-
-    Raises:
-        InputError: a step was given, and all layers' steps are known.
+    If that is None, it is 0, with a note.
     """
     layers = {table.layer for table in contents.tables if not table.of_keras}
     unknown = sorted(layers - contents.steps.keys())
@@ -148,9 +129,6 @@ def fit(contents: Contents, target: str) -> None:
 
     Rows of int8 and their factors become rows of float32. SOK's files have
     float32 alone: a note names each column of another dtype.
-
-    Raises:
-        ValueError: the columns of a table don't fit together.
     """
     for i, table in enumerate(contents.tables):
         columns = {}
@@ -170,11 +148,9 @@ def fit(contents: Contents, target: str) -> None:
 
 
 def check_destination(path: str, target: str) -> None:
-    """Checks that a path is free for one of `TARGETS`.
+    """Raises an InputError if one of `TARGETS` can't be written to a path.
 
-    Raises:
-        InputError: something is there already; a checkpoint's path is a
-            folder's; or the path of SOK's files is not local.
+    Something may be there already, or the path of SOK's files not be local.
     """
     if target == "checkpoint":
         paths.check_new_checkpoint(path)
@@ -189,16 +165,8 @@ def write_checkpoint(
 ) -> list[str]:
     """Writes tables as a checkpoint that this package's layers restore.
 
-    Args:
-        contents: the tables.
-        path: the checkpoint to write.
-        progress: called with numbers of bytes that were read.
-
-    Returns:
-        What such a checkpoint can't have, in words.
-
-    Raises:
-        InputError: a table's width is not known.
+    Returns what such a checkpoint can't have, in words. `progress` is called
+    with numbers of bytes that were read.
     """
     for table in contents.tables:
         if not table.shape[1]:
@@ -242,19 +210,10 @@ def write_sok(
     as_saver: bool,
     progress: Callable[[int], None],
 ) -> list[str]:
-    """Writes tables as a folder of SOK's files.
+    """Writes tables as a folder of files of `sok.Saver` or `sok.dump`.
 
-    Args:
-        contents: the tables.
-        path: the folder to write.
-        as_saver: whether to write as `sok.Saver` does, or else as `sok.dump`.
-        progress: called with numbers of bytes that were read.
-
-    Returns:
-        What such files can't have, in words.
-
-    Raises:
-        InputError: two tables would have files of one name.
+    Returns what such files can't have, in words. `progress` is called with
+    numbers of bytes that were read.
     """
     left = [f"the step of '{layer}'" for layer in contents.steps]
     with _temporary_beside(path) as folder:
@@ -313,10 +272,9 @@ def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
     """A Keras layer's variable, which is restored into a plain one."""
     with tf.device("CPU:0"):
         variable = tf.Variable(tf.zeros(column.shape, column.dtype))
-        for start, size in blocks(column.shape, column.dtype):
-            rows = tf.cast(column.read(start, size), column.dtype)
-            variable[start : start + size].assign(rows)
-            progress(column.nbytes_of(size))
+        for start, rows in column.blocks(progress):
+            values = tf.cast(rows, column.dtype)
+            variable[start : start + len(rows)].assign(values)
     return variable
 
 
@@ -352,10 +310,9 @@ def _write_rows(
     with tf.device("CPU:0"):
         if not column.shape[0]:
             writer.add(key, tf.zeros(column.shape, column.dtype))
-        for start, size in blocks(column.shape, column.dtype):
-            rows = tf.cast(column.read(start, size), column.dtype)
-            progress(column.nbytes_of(size))
-            writer.add_rows(key, column.shape, start, rows)
+        for start, rows in column.blocks(progress):
+            values = tf.cast(rows, column.dtype)
+            writer.add_rows(key, column.shape, start, values)
 
 
 def _write_rate(rate: float, writer: BundleWriter, key: str) -> None:

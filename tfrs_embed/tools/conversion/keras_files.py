@@ -43,11 +43,7 @@ def is_file(path: str) -> bool:
 
 
 def read(path: str) -> Contents:
-    """Finds the tables in a file, without reading values.
-
-    Raises:
-        ValueError: the file has no weights, or is damaged.
-    """
+    """Finds the tables in a file; raises a ValueError if it is damaged."""
     datasets: dict[str, h5py.Dataset] = {}
 
     def add(name: str, item: Any) -> None:

@@ -30,14 +30,11 @@ def unescape(part: str) -> str:
 
 
 class SavedObjects:
-    """The objects of a TensorFlow checkpoint, and its variables as columns.
+    """The objects of the TensorFlow checkpoint `prefix`, and its variables.
 
     A variable's path is the beginning of its key. A table's variable has the
     path that it has in a checkpoint of its layer, even where the key is another
     one: in SavedModels, and in TensorFlow's mid-level API.
-
-    Args:
-        prefix: the checkpoint's path.
 
     Attributes:
         reader: reads the tensors.
@@ -144,11 +141,7 @@ class SavedObjects:
         ]
 
     def parse(self, message: Message, key: str) -> None:
-        """Fills a protocol buffer from a tensor of the checkpoint.
-
-        Raises:
-            ValueError: the tensor is no serialized protocol buffer.
-        """
+        """Fills a protocol buffer from a tensor, or raises a ValueError."""
         where = f"'{key}' in '{self.reader.prefix}'"
         if self.reader.dtypes[key] != tf.string or self.reader.shapes[key]:
             raise ValueError(f"{where} is no string.")

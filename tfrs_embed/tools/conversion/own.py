@@ -40,17 +40,9 @@ def add_table(
     paths: Mapping[str, str],
     columns: Mapping[str, Column],
 ) -> bool:
-    """Adds a table, if it has parameters; returns whether it has.
+    """Adds a table of `paths`, by name, of `columns`; returns whether it is.
 
-    Args:
-        found: takes the table.
-        layer: the layer's path.
-        name: the table's name.
-        paths: the paths of the table's variables by their names.
-        columns: the source's variables by path.
-
-    Raises:
-        ValueError: keys or a counter are of a wrong dtype or rank.
+    Raises a ValueError if keys or a counter are of a wrong dtype or rank.
     """
     table: dict[str, Column] = {}
     parts: dict[str, Column] = {}

@@ -45,13 +45,10 @@ _TABLE = "table"
 def find(
     file: h5py.File, columns: Mapping[str, Column], found: Contents
 ) -> None:
-    """Finds this package's tables in a file.
+    """Finds this package's tables in a file, whose variables are `columns`.
 
-    Args:
-        file: the file.
-        columns: the file's variables by path.
-        found: takes the tables. A table's layer is a group in a `.weights.h5`,
-            and the layer's name in an older file.
+    A table's layer is a group in a `.weights.h5`, and the layer's name in an
+    older file.
     """
     for group in (file, file.get("model_weights")):
         if group is not None and _listed(group, "layer_names"):

@@ -14,14 +14,9 @@ _FILE = "file:"
 
 
 def resolve(path: str, what: str) -> str:
-    """Checks a path's scheme; makes a local path of a `file://` one.
+    """Checks a path's scheme, and makes a local path of a `file://` one.
 
-    Args:
-        path: a path from the command line.
-        what: what errors call the path.
-
-    Raises:
-        InputError: the path is empty, or TensorFlow has no such file system.
+    Raises an InputError, which calls the path `what`.
     """
     if not path:
         raise InputError(f"The {what} is empty: it must be a path.")
@@ -50,11 +45,7 @@ def _scheme_of(path: str) -> str:
 
 
 def check_local(path: str) -> None:
-    """Checks that a path of SOK's files is local.
-
-    Raises:
-        InputError: the path has a scheme.
-    """
+    """Raises an InputError if a path of SOK's files has a scheme."""
     if scheme := _scheme_of(path):
         raise InputError(
             f"'{path}': SOK's files are read and written on local file systems "
@@ -63,12 +54,7 @@ def check_local(path: str) -> None:
 
 
 def check_new_checkpoint(path: str) -> None:
-    """Checks that a checkpoint can be written to a path.
-
-    Raises:
-        InputError: the path is a folder's, or there is a checkpoint.
-        tf.errors.OpError: the file system can't be reached.
-    """
+    """Raises an InputError if a path is a folder's or a checkpoint's."""
     scheme = _SCHEME.match(path)
     # Without a scheme and a bucket.
     within = path[scheme.end() :].partition("/")[2] if scheme else path

@@ -35,11 +35,8 @@ def of_tables(nodes: Nodes, paths_: Mapping[int, str]) -> dict[int, str]:
 
     A path goes through the layer nearest to the root, and ends as in the
     checkpoint of a layer. In a SavedModel, and in a checkpoint of TensorFlow's
-    mid-level API, the variable's key may be another path.
-
-    Args:
-        nodes: the objects.
-        paths_: the objects' paths, the root's first.
+    mid-level API, the variable's key may be another path. `paths_` are those of
+    the objects, the root's first.
     """
     found: dict[int, str] = {}
     for owner, path in paths_.items():

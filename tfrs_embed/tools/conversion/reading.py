@@ -44,8 +44,8 @@ def read(path: str, dim: int | None = None) -> Contents:
         dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
-        InputError: there is no checkpoint, or it needs no dim.
-        ValueError: the contents don't fit together.
+        ValueError: the contents don't fit together; InputError: there is no
+            checkpoint, or it needs no dim.
         tf.errors.OpError: the checkpoint is damaged.
     """
     path = paths.resolve(path, "source")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.ops.update import PARAMETERS
@@ -94,13 +93,8 @@ def is_folder(path: str) -> bool:
 def read(folder: str, dim: int | None = None) -> Contents:
     """Finds the variables of a folder: each becomes a layer's table of keys.
 
-    Args:
-        folder: the folder.
-        dim: the width of the rows. None: files of SOK 1, which don't tell it,
-            must have int64 keys. Files of SOK 2 must have this width.
-
-    Raises:
-        ValueError: a variable's files don't fit together.
+    `dim` is the width of the rows. Without it, files of SOK 1 must have int64
+    keys. Raises a ValueError if a variable's files don't fit together.
     """
     found = Contents(folder, "SOK")
     names = sorted(os.listdir(folder))
@@ -266,16 +260,10 @@ def write(
     as_saver: bool,
     progress: Callable[[int], None],
 ) -> list[str]:
-    """Writes a table as SOK's files.
+    """Writes a table as SOK's files, as `sok.Saver` or `sok.dump` does.
 
-    Args:
-        folder: the folder to write to.
-        table: the table.
-        as_saver: whether to write as `sok.Saver` does, or else as `sok.dump`.
-        progress: called with numbers of bytes that were written.
-
-    Returns:
-        The names of the columns that such files can't hold.
+    Returns the names of the columns that such files can't hold. `progress` is
+    called with numbers of bytes that were written.
     """
     count = table.shape[0]
     keys = np.arange(count)
@@ -305,10 +293,9 @@ def write(
         column = table.columns[slot]
         with open(os.path.join(folder, file_name), "wb") as file:
             file.write(header)
-            for start, size in blocks(column.shape, tf.float32):
-                rows = column.read(start, size).astype("<f4", copy=False)
+            for _, rows in column.blocks(progress):
+                rows = rows.astype("<f4", copy=False)
                 file.write(np.ascontiguousarray(rows).data)
-                progress(column.nbytes_of(size))
     left = sorted(slots - files.keys())
     if table.learning_rate is not None:
         left.append(LEARNING_RATE)

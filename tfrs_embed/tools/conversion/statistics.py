@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.tools.conversion.contents import Column
 
 
@@ -35,18 +33,13 @@ class Statistics:
 
 
 def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
-    """Reads a column in blocks, and measures its values.
-
-    Args:
-        column: the column.
-        progress: called with the bytes of each block that has been read.
-    """
+    """Reads a column in blocks, and measures its values."""
     squares = norms = largest = 0.0
     zero_rows = nan = inf = 0
-    for start, size in blocks(column.shape, tf.float32):
+    for _, rows in column.blocks(progress):
         # A slot with one number for each row has rows of one number.
-        rows = column.read(start, size).reshape(size, -1)
-        zero_rows += size - int(np.count_nonzero(rows.any(1)))
+        rows = rows.reshape(len(rows), -1)
+        zero_rows += len(rows) - int(np.count_nonzero(rows.any(1)))
         finite = np.isfinite(rows)
         if not finite.all():
             of_block = int(np.count_nonzero(np.isnan(rows)))
@@ -58,7 +51,6 @@ def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
         row_norms = np.sqrt(row_squares)
         norms += float(row_norms.sum())
         largest = max(largest, float(row_norms.max(initial=0)))
-        progress(column.nbytes_of(size))
     return Statistics(
         norm=math.sqrt(squares),
         mean_row_norm=norms / max(1, column.shape[0]),

@@ -122,15 +122,9 @@ def _layer(owner: str) -> str:
 
 
 def _stacked(saved: SavedObjects, path: str, layout: Any) -> Column:
-    """A table's rows in a stack of tables, without padding.
+    """A table's rows in the stack with a path, without padding.
 
-    Args:
-        saved: the checkpoint.
-        path: the stack's path.
-        layout: the table's `SparseCoreTableLayout`.
-
-    Raises:
-        ValueError: the stack's shape is not the layout's.
+    Raises a ValueError if the stack's shape is not the layout's.
     """
     shards = layout.num_sparse_cores
     rows, dim = layout.unsharded_shape
