@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfrs_embed.configs.tables import DTYPES
-from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects
@@ -28,8 +27,7 @@ def find(saved: SavedObjects, found: Contents) -> None:
             if column is None or path in found.taken or not column.is_table:
                 continue
             trained = slots.of(path)
-            paths = {PARAMETERS: path, **trained.slots}
             slots.add_table(
-                found, layer, "", paths, trained, DTYPES, of_keras=True
+                found, layer, "", path, trained, DTYPES, of_keras=True
             )
     slots.add_steps(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 
-from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots, Trained
 from tfrs_embed.tools.conversion.objects import SavedObjects
@@ -34,8 +33,7 @@ def find(saved: SavedObjects, found: Contents) -> None:
         place = _place(saved, found, path, trained)
         if place is None or _is_ours(found, "/".join(place), column.shape):
             continue
-        paths = {PARAMETERS: path, **trained.slots}
-        slots.add_table(found, *place, paths, trained)
+        slots.add_table(found, *place, path, trained)
     slots.add_steps(found)
 
 

@@ -67,16 +67,16 @@ class KerasSlots:
         found: Contents,
         layer: str,
         name: str,
-        paths: Mapping[str, str],
+        path: str,
         trained: Trained,
         dtypes: Container[str] = ("float32",),
         of_keras: bool = False,
     ) -> None:
-        """Adds a table of `paths`, by name, and what counts its steps.
+        """Adds the table of a variable, with its slots and steps.
 
-        Columns keep the `dtypes` that are named, and others become float32.
+        Columns of `dtypes`, by name, keep them, and others become float32.
         """
-        path = paths[PARAMETERS]
+        paths = {PARAMETERS: path, **trained.slots}
         dtype = self._saved.columns[path].dtype
         if dtype.name not in dtypes:
             found.notes.append(f"'{path}' is {dtype.name}, read as float32.")

@@ -33,8 +33,7 @@ _SMALL = re.compile(
     rf"(?:(.*)/)?(?:_keras_layers|keras_embedding_layers)/(.+)/{VARIABLES}/0"
 )
 _EMBEDDING = re.compile(rf"((?:.*/)?embedding(?:_\d+)?)/{VARIABLES}/0")
-_BY_KEY = re.compile(r"all2_all_dense_embedding(_\d+)?")
-_DYNAMIC = re.compile(r"dynamic_embedding(_\d+)?")
+_CLASS = re.compile(r"(all2_all_dense|dynamic)_embedding(_\d+)?")
 # Names of weights in an older file: of Keras 3, and of tf_keras.
 _WEIGHT_3 = re.compile(rf"(?:.*/)?(tpu_embedding|engine)/(.+)_({_COLUMN})")
 _WEIGHT_2 = re.compile(rf"(.+)/({_COLUMN})")
@@ -72,11 +71,11 @@ def _find_engines(
         name = unescape(table)
         if name == _TABLE:
             told = file[f"{group}/{VARIABLES}"].attrs.get(NAME)
-            last = layer.rpartition("/")[2]
+            match = _CLASS.fullmatch(layer.rpartition("/")[2])
             if told or engine == "tpu_embedding":
                 by_key = told == "engine"
-            elif _BY_KEY.fullmatch(last) or _DYNAMIC.fullmatch(last):
-                by_key = bool(_BY_KEY.fullmatch(last))
+            elif match:
+                by_key = match[1] != "dynamic"
             else:
                 by_key = _guess(found, layer, paths)
             name = "" if by_key else _TABLE

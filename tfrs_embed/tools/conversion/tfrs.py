@@ -8,6 +8,7 @@ feature. What Keras trained has Keras's slots.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,9 +94,11 @@ def _find_table(
     if not saved.columns[path].is_table:
         return
     trained = slots.of(path)
-    paths = {PARAMETERS: path, **(trained.slots or own)}
-    slots.add_table(found, _layer(owner), name, paths, trained)
-    if own and trained.slots:
+    by_keras = bool(trained.slots)
+    if not by_keras:
+        trained = dataclasses.replace(trained, slots=own)
+    slots.add_table(found, _layer(owner), name, path, trained)
+    if own and by_keras:
         found.notes.append(
             f"Table '{name}' was trained by Keras, whose slots were taken; its "
             f"own, {', '.join(own)}, are initial ones."
