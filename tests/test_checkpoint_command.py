@@ -351,10 +351,10 @@ def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
     assert f"There is no checkpoint '{tmp_path}/a'" in error(tmp_path / "a")
     assert f"'{tmp_path}' doesn't say which" in error(tmp_path)
     path = save(tmp_path / "c", values)
-    assert "no dim needed" in error(path, "--dim", "3")
+    assert "--dim is for folders" in error(path, "--dim", "3")
     save(tmp_path / "d", values)
     os.remove(tmp_path / "checkpoint")
-    assert "and has 2 of TensorFlow's" in error(tmp_path)
+    assert "It has 2 checkpoints" in error(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])

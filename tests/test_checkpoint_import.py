@@ -526,7 +526,7 @@ def test_files_of_sok_saver_are_restored(tmp_path, capsys):
     args = ["convert", str(tmp_path / "sok"), new, "--layer", "layer"]
     assert main(args) == 0
     err = capsys.readouterr().err
-    assert "is taken to hold int64, and its rows to be 4 wide" in err
+    assert "is read as int64, with rows 4 wide" in err
     assert "The step of 'layer' is not known" in err
     assert_has_rows(restore_by_key(new))
 
@@ -623,7 +623,10 @@ def test_empty_files_of_sok_need_a_width(write, tmp_path, capsys):
     write(tmp_path / "sok", "v", KEYS[:0], VALUES[:0])
     args = ["convert", str(tmp_path / "sok"), str(tmp_path / "new")]
     assert main(args) == 2
-    assert "'v' has no rows, which would tell" in capsys.readouterr().err
+    assert (
+        "'v' has no rows, so their width is not known"
+        in capsys.readouterr().err
+    )
     assert main([*args, "--dim", "4"]) == 0
     assert "v: [0, 4], parameters" in capsys.readouterr().out
 

@@ -552,8 +552,8 @@ def test_models_of_a_class_of_their_own_are_converted(
     found = [t for t in contents["tables"] if t["layer"] != "plain"]
     assert [table["name"] for table in found] == expected
     noted = " ".join(contents["notes"])
-    assert ("its place among" in noted) == (optimizer == "sgd")
-    assert ("is the name of its layer and its own" in noted) == bool(name)
+    assert ("its position among" in noted) == (optimizer == "sgd")
+    assert ("is its layer's name and its own" in noted) == bool(name)
     [layer] = {table["layer"] for table in found}
     assert ("distributed_embedding" in layer) == (expected[0] == "movies")
 

@@ -44,10 +44,6 @@ class ServedFunction:
 
     Attributes:
         renamed: inputs' names by their arguments' names, where they differ.
-
-    Raises:
-        TypeError: an argument has something else than specs.
-        ValueError: two tensors would have one name, or one would have none.
     """
 
     def __init__(

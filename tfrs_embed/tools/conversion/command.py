@@ -305,7 +305,7 @@ def _convert(args: argparse.Namespace) -> None:
     if args.to == "checkpoint":
         convert.set_steps(contents, args.step)
     elif args.step is not None:
-        raise InputError("--step: SOK's files have none.")
+        raise InputError("--step: SOK's files have no step.")
     # The bar of saving would be a second one.
     with _task("Converting", contents, args) as task, progress.off():
         if args.to == "checkpoint":

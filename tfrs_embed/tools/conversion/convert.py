@@ -117,8 +117,8 @@ def set_steps(contents: Contents, step: int | None) -> None:
         )
     if step is None:
         contents.notes += [
-            f"The step of '{layer}' is not known, and taken to be 0: its "
-            "optimizer may ask for it, to correct a bias or for a schedule."
+            f"The step of '{layer}' is not known, and set to 0. Optimizers use "
+            "it to correct a bias, and for schedules: --step sets it."
             for layer in unknown
         ]
     contents.steps |= dict.fromkeys(unknown, step or 0)
@@ -171,8 +171,8 @@ def write_checkpoint(
     for table in contents.tables:
         if not table.shape[1]:
             raise InputError(
-                f"'{table.path}' has no rows, which would tell how wide they "
-                "are: say --dim."
+                f"'{table.path}' has no rows, so their width is not known: "
+                "give --dim."
             )
     root, left = Trackable(), []
     for table in contents.tables:

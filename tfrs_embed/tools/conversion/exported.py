@@ -36,9 +36,9 @@ def find(saved: SavedObjects, found: Contents) -> None:
         found.taken.update(paths.values())
         if name == "table":
             found.notes.append(
-                f"Table 'table' of '{layer}' is taken for one of a "
-                "DynamicEmbedding. If the layer is an All2AllDenseEmbedding, "
-                f"convert it with --table {layer}/table= ."
+                f"Table 'table' of '{layer}' is read as a DynamicEmbedding's. "
+                "If the layer is an All2AllDenseEmbedding, convert it with "
+                f"--table {layer}/table= ."
             )
     if found.tables:
         found.notes.append("An exported model has neither slots nor a step.")

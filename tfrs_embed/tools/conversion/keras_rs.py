@@ -92,13 +92,13 @@ def _place(
                 return f"{name}/{known[1]}", known[2]
             found.notes.append(
                 f"'{path}' is a table of keras_rs's in the model '{name}'. "
-                f"'{there}' is the name of its layer and its own."
+                f"'{there}' is its layer's name and its own, joined by '_'."
             )
             return name, there
     place = path.rpartition("/")[2]
     found.notes.append(
         f"'{path}' is a table of keras_rs's in the model '{name}', whose name "
-        f"is not in the checkpoint: it is called '{place}', its place among "
-        "what the optimizer trains."
+        f"is not in the checkpoint: it is called '{place}', its position among "
+        "the variables that the optimizer trains."
     )
     return name, place

@@ -118,8 +118,8 @@ class KerasSlots:
         optimizers = self.trained.get(number, [])
         if len(optimizers) != 1:
             note = (
-                f"'{path}' is trained by {len(optimizers)} optimizers: none's "
-                "slots are taken."
+                f"'{path}' is trained by {len(optimizers)} optimizers: its "
+                "slots are not taken."
             )
             return Trained(notes=(note,) if optimizers else ())
         [(children, place)] = optimizers

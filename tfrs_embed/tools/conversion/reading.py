@@ -54,7 +54,7 @@ def read(path: str, dim: int | None = None) -> Contents:
         return sok.read(path, dim)
     if dim is not None:
         raise InputError(
-            f"'{path}' is no folder of SOK's files: no dim needed."
+            f"--dim is for folders of SOK's files, and '{path}' is none."
         )
     if keras_files.is_file(path):
         return keras_files.read(path)
@@ -122,8 +122,8 @@ def _prefix(path: str) -> str:
         if len(found) != 1:
             raise InputError(
                 f"The folder '{path}' doesn't say which checkpoint is its "
-                f"latest, and has {len(found) or 'none'} of TensorFlow's, nor "
-                "SOK's files."
+                f"latest. It has {len(found) or 'no'} checkpoints of "
+                "TensorFlow, and no files of SOK."
             )
         latest = found[0].removesuffix(".index")
     return latest

@@ -148,9 +148,9 @@ def _headless_keys(
     if dim is None:
         if keys.count and rows.count % keys.count == 0:
             found.notes.append(
-                f"'{path}' is taken to hold int64, and its rows to be "
-                f"{rows.count // keys.count} wide; if they aren't, say how "
-                "wide."
+                f"'{path}' is read as int64, with rows "
+                f"{rows.count // keys.count} wide. If that is wrong, give "
+                "--dim."
             )
         return keys
     count, rest = divmod(rows.count, dim)
@@ -179,7 +179,7 @@ def _headed(path: str, holds: int) -> _File:
     there = int.from_bytes(header[_NAME_BYTES : _NAME_BYTES + 4], "big")
     dtype = int.from_bytes(header[-4:], "big")
     if there != holds or dtype >= len(_DTYPES):
-        raise ValueError(f"'{path}' has no header of SOK's for what it is.")
+        raise ValueError(f"'{path}' has no header of SOK's for such a file.")
     return _File(path, _HEADER, np.dtype(_DTYPES[dtype]))
 
 
