@@ -52,8 +52,8 @@ class TableMonitor:
     deferred stay deferred, and are in a later report.
 
     A monitor keeps 28 bytes of each row that it reads, and the values of up to
-    10,000 rows of a table. Each of several workers measures the rows in its own
-    memory, without waiting for the others.
+    10,000 rows of each of a table's shards. Each of several workers measures
+    the rows in its own memory, without waiting for the others.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)

@@ -181,22 +181,15 @@ class StatisticsReport(Mapping[str, TableReport]):
     replicas: tuple[ReplicaReport, ...] = ()
 
     def __getitem__(self, table: str) -> TableReport:
-        """The statistics of a table.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
         for each in self.tables:
             if each.table == table:
                 return each
         raise KeyError(table)
 
     def __iter__(self) -> Iterator[str]:
-        """The tables' names."""
         return (each.table for each in self.tables)
 
     def __len__(self) -> int:
-        """The number of tables."""
         return len(self.tables)
 
     @property
@@ -217,7 +210,6 @@ class StatisticsReport(Mapping[str, TableReport]):
         return {**found, "imbalance": self.imbalance}
 
     def __str__(self) -> str:
-        """A line for each table."""
         head = (
             *("table", "rows", "dim", "size", "median", "max", "changed"),
             *("untouched", "NaN/Inf"),
@@ -245,7 +237,7 @@ def from_dict(found: Mapping[str, Any]) -> StatisticsReport:
     Fields that are unknown, as those of other versions, are left out.
 
     Raises:
-        AttributeError, KeyError, TypeError or ValueError: it is no report.
+        AttributeError, KeyError, TypeError, ValueError: it is not a report.
     """
     return StatisticsReport(
         str(found["layer"]),
@@ -277,7 +269,7 @@ TOP = (0.0001, 0.001, 0.01, 0.1, 0.5)
 
 
 def quantiles(values: np.ndarray) -> dict[float, float]:
-    """Quantiles of numbers, [n], by their probability; empty if n is 0."""
+    """Returns the quantiles of numbers, [n], by probability; {} if n is 0."""
     if not values.size:
         return {}
     found = np.quantile(values, PROBABILITIES)
@@ -287,7 +279,7 @@ def quantiles(values: np.ndarray) -> dict[float, float]:
 def top_shares(
     lookups: np.ndarray, rows: int, number: np.ndarray | None = None
 ) -> dict[float, float]:
-    """The shares of lookups that go to the rows looked up most.
+    """Returns the shares of lookups that go to the rows looked up most.
 
     Args:
         lookups: lookups of each row that has any, [n], in any order.
@@ -302,7 +294,7 @@ def top_shares(
         number = np.ones_like(lookups)
     order = np.argsort(lookups)[::-1]
     lookups, number = lookups[order], number[order]
-    # Rows and lookups from the most on.
+    # The numbers of rows and lookups, from the row looked up most.
     reached = np.concatenate([[0], np.cumsum(number)])
     made = np.concatenate([[0], np.cumsum(lookups * number)])
     if not made[-1]:
