@@ -171,7 +171,7 @@ def test_a_rule_that_tpus_dont_have_is_an_error_that_says_what_they_have():
     assert str(e.value) == (
         "Table 't': TPUs don't have the update rule Own; use SGD, Adagrad, "
         "AdagradMomentum, Adam or FTRL of tf.tpu.experimental.embedding, or "
-        "what becomes one of them."
+        "an optimizer that has such a rule."
     )
 
 

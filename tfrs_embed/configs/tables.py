@@ -677,10 +677,10 @@ def _as_shape(shape: Any, what: str) -> tuple[int | None, ...] | None:
         dims = tuple(shape)
     except TypeError:
         dims = (shape,)
-    numbers = tuple(None if d is None else as_int(d) for d in dims)
-    for dim, number in zip(dims, numbers, strict=True):
-        if dim is not None and (number is None or number < 1):
-            raise ValueError(
-                f"{what} must hold positive integers or None, got {shape!r}."
-            )
-    return numbers
+    # Values of other types become 0, which is refused.
+    sizes = tuple(None if d is None else as_int(d) or 0 for d in dims)
+    if any(size is not None and size < 1 for size in sizes):
+        raise ValueError(
+            f"{what} must hold positive integers or None, got {shape!r}."
+        )
+    return sizes

@@ -29,8 +29,7 @@ class ParsedIds:
     Attributes:
         feature: the feature.
         ids: n integers, of any shape until `flatten`.
-        bag_ids: [n] int32, each id's bag, ascending. None: `splits` has the
-            bags, or every bag has `max_bag_size` ids.
+        bag_ids, splits, validity: as in `BaggedIds`.
         weights: float32, [n], or the values from which `kept` selects [n]; or
             None.
         shape: [rank], the bags' layout: a list if known when tracing, else an
@@ -39,14 +38,11 @@ class ParsedIds:
         max_bag_size: the most ids of a bag, and every bag's number of ids if
             the bags are `even`; None: unknown.
         kept: [n], the ids' positions among the weights; None: all, in order.
-        splits: [count + 1] int32, each bag's first id and the last bag's end,
-            if the ids were given by splits.
         may_be_absent: whether ids may be absent: ids outside the table, and -1
             among hashed ids.
         hashed: whether hashing made the ids, so that they need no check.
         is_position: whether the ids are positions among the user's ids, not
             rows.
-        validity: inside XLA, which ids are in the table.
     """
 
     feature: FeatureSpec

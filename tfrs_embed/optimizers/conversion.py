@@ -220,7 +220,7 @@ def _tpu_class(rule: UpdateRule, where: str) -> Any:
     if rule.tpu is None:
         raise ValueError(
             f"{where}: TPUs don't have the update rule {rule.name}; use "
-            f"{TPU_OPTIMIZERS}, or what becomes one of them."
+            f"{TPU_OPTIMIZERS}, or an optimizer that has such a rule."
         )
     return rule.tpu
 
