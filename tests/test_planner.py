@@ -28,6 +28,7 @@ from tfrs_embed.distribution import (
     vector_exchange,
 )
 from tfrs_embed.distribution.traffic import Traffic, capacity_of
+from tfrs_embed.engines import data_parallel
 from tfrs_embed.tools.planner import (
     batches,
     cost,
@@ -278,7 +279,7 @@ def test_the_formulas_by_hand():
         *row_exchange.collectives(10, 32, 4, 4),
         *vector_exchange.collectives(4, 6, 12, 4),
         *bag_exchange.collectives(12, 64, 8, 4),
-        *traffic.copies({16: 9}, 4),
+        *data_parallel.collectives({16: 9}, 4),
         *hot_rows.collectives(100),
     ]
     exchange = traffic.Exchange(4, tuple(messages))

@@ -83,11 +83,9 @@ class TablePlan:
         where = f"Table '{self.table}'"
         choice(self.placement, PLACEMENTS, f"{where}: placement")
         slices = len(self.ranks)
-        least, most = {"table": (1, 1), "column": (2, self.dim)}.get(
-            self.placement, (0, 0)
-        )
+        numbers = {"table": range(1, 2), "column": range(2, self.dim + 1)}
         if (
-            not least <= slices <= most
+            slices not in numbers.get(self.placement, [0])
             or (slices and self.dim % slices)
             or len(set(self.ranks)) < slices
         ):
@@ -95,9 +93,7 @@ class TablePlan:
                 f"{where}: placement='{self.placement}' of {self.dim} columns "
                 f"can't have the ranks {list(self.ranks)}."
             )
-        if not self.hot_rows:
-            return
-        if self.placement != "row":
+        if self.hot_rows and self.placement != "row":
             raise ValueError(
                 f"{where}: placement='{self.placement}' can't have hot_rows."
             )
@@ -275,24 +271,22 @@ class Plan:
             [
                 *summary(self),
                 "",
-                *_as_text(table_cells(self), _LEFT_OF_TABLES),
+                *text_table(*table_cells(self)),
                 "",
-                *_as_text(replica_cells(self), ("replica",)),
+                *text_table(*replica_cells(self)),
                 "",
-                *_as_text(alternative_cells(self), ("placements",)),
+                *text_table(*alternative_cells(self)),
             ]
         )
 
 
-#: A report's table: the columns' names, the lines, and a last line or None.
-Cells = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str] | None]
-
-_LEFT_OF_TABLES = ("table", "placement", "reason")
-
-
-def _as_text(cells: Cells, left: Sequence[str]) -> list[str]:
-    head, lines, total = cells
-    return text_table(head, lines, left, total)
+#: The arguments of `text_table`: head, lines, columns to the left, last line.
+Cells = tuple[
+    Sequence[str],
+    Sequence[Sequence[str]],
+    Sequence[str],
+    Sequence[str] | None,
+]
 
 
 def summary(plan: Plan) -> list[str]:
@@ -314,7 +308,8 @@ def summary(plan: Plan) -> list[str]:
 
 def table_cells(plan: Plan) -> Cells:
     """Returns a line for each table."""
-    head = ("table", "rows", "dim", "size", "hotness", "unique", "placement")
+    head = "table", "rows", "dim", "size", "hotness", "unique"
+    left = "placement", "reason"
     lines = [
         (
             t.table,
@@ -338,7 +333,7 @@ def table_cells(plan: Plan) -> Cells:
         "",
         "",
     )
-    return (*head, "reason"), lines, total
+    return (*head, *left), lines, ("table", *left), total
 
 
 def replica_cells(plan: Plan) -> Cells:
@@ -346,13 +341,8 @@ def replica_cells(plan: Plan) -> Cells:
     head = ("replica", "memory", "sent", "lookups")
 
     def line(name: str, replica: Sequence[float]) -> tuple[str, ...]:
-        memory, sent, lookups = replica
-        return (
-            name,
-            format_bytes(memory),
-            format_bytes(sent),
-            f"{lookups:,.0f}",
-        )
+        *sizes, lookups = replica
+        return name, *map(format_bytes, sizes), f"{lookups:,.0f}"
 
     values = [(r.bytes, r.sent_bytes, r.lookups) for r in plan.per_replica]
     if plan.replicas <= _MOST_REPLICAS:
@@ -367,16 +357,13 @@ def replica_cells(plan: Plan) -> Cells:
                 ("most", max),
             )
         ]
-    return head, lines, None
+    return head, lines, head[:1], None
 
 
 def alternative_cells(plan: Plan) -> Cells:
     """Returns a line for the plan, and for each alternative."""
     most = max(replica.bytes for replica in plan.per_replica)
-    each = [
-        PlanAlternative("this plan", plan.seconds, plan.sent_bytes, most, True),
-        *plan.alternatives,
-    ]
+    this = "this plan", plan.seconds, plan.sent_bytes, most, True
     lines = [
         (
             a.name,
@@ -386,10 +373,10 @@ def alternative_cells(plan: Plan) -> Cells:
             format_bytes(a.bytes),
             "yes" if a.fits else "no",
         )
-        for a in each
+        for a in [PlanAlternative(*this), *plan.alternatives]
     ]
     head = ("placements", "step", "of this", "sent", "fullest replica", "fits")
-    return head, lines, None
+    return head, lines, head[:1], None
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,7 +10,7 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,19 +31,19 @@ from tfrs_embed.storage.sharded import Part
 _CHANNELS = 2
 
 
-def collectives(keys: float, dim: int, element: int) -> list[Collective]:
-    """A training step's collectives for tables of one width.
-
-    One more "max" agrees on the sizes of all widths.
+def collectives(most: Mapping[int, float], element: int) -> list[Collective]:
+    """A training step's collectives for all replicated tables.
 
     Args:
-        keys: the most unique keys of any replica.
-        dim: the width.
+        most: for each width the most unique keys of any replica.
         element: the bytes of a number of a gradient.
     """
-    capacity = capacity_of(keys)
-    sizes = KEY * capacity, element * dim * capacity
-    return [Collective("all_gather", size) for size in sizes]
+    found = [Collective("max")] if most else []
+    for dim, keys in most.items():
+        capacity = capacity_of(keys)
+        sizes = KEY * capacity, element * dim * capacity
+        found += [Collective("all_gather", size) for size in sizes]
+    return found
 
 
 class DataParallelEngine(CollectiveEngine):

@@ -114,7 +114,7 @@ def _sparse(value: Any) -> Bags:
     shape = np.asarray(value.dense_shape, np.int64)
     order = np.argsort(indices[:, 0], kind="stable")
     lengths = np.bincount(indices[:, 0], minlength=int(shape[0]))
-    splits = np.cumsum([0, *lengths])
+    splits = np.concatenate([[0], np.cumsum(lengths)])
     values = np.asarray(value.values)[order]
     return Bags(values, splits, math.prod(shape[1:-1]), True)
 

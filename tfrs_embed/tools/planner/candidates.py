@@ -155,9 +155,7 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
         slices *= 2
     found += [Candidate("row", 0), Candidate("replicated", 0)]
     if demand.usage.hot is not None and replicas > 1:
-        if demand.kept is not None:
-            found = [Candidate("row", 0, hot=True)]
-        else:
-            found.append(Candidate("row", 0, hot=True))
+        hot = Candidate("row", 0, hot=True)
+        found = [*found, hot] if demand.kept is None else [hot]
     kept = tuple(c for c in found if demand.kept in (None, c.placement))
     return kept or (whole,)

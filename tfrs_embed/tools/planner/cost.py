@@ -85,14 +85,6 @@ def _passes(demand: Demand) -> float:
     return _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
 
 
-def _kind(slices: int) -> str:
-    """The placement whose weights count: one slice is a whole table.
-
-    A table that is too narrow to be cut has one slice of columns.
-    """
-    return "table" if slices == 1 else "column"
-
-
 def of_slice(demand: Demand, slices: int) -> tuple[float, float]:
     """The work of a slice's owner, and operations for all slices of its table.
 
@@ -102,7 +94,8 @@ def of_slice(demand: Demand, slices: int) -> tuple[float, float]:
         The bytes that are read and written in a step, weighted; and the number
         of operations.
     """
-    kind = _kind(slices)
+    # A table that is too narrow to be cut has one slice of columns.
+    kind = "table" if slices == 1 else "column"
     moved = _WEIGHTS[kind] * _passes(demand) * demand.row_bytes / slices
     ids = demand.usage.ids * len(demand.usage.owned)
     return ids * (moved + _ID_BYTES[kind]), slices * _OPERATIONS[kind]

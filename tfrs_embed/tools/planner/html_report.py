@@ -7,7 +7,6 @@ from html import escape
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.configs.plan import (
-    Cells,
     Plan,
     TablePlan,
     alternative_cells,
@@ -65,30 +64,14 @@ def sections(plan: Plan) -> list[tuple[str, str]]:
         figure(sent, "Bytes that each replica sends in a step"),
         figure(lookups, "Rows that each replica looks up in a step"),
     ]
+    placement = _placement(plan.tables, plan.replicas)
+    times = figure(_alternatives(plan), "Predicted time of a step")
     return [
-        ("Tables", _table(table_cells(plan), ("table", "placement", "reason"))),
-        (
-            "Placement",
-            figure(
-                _placement(plan.tables, plan.replicas),
-                "The replicas that hold each table",
-            ),
-        ),
-        (
-            "Replicas",
-            pictures(of_replicas) + _table(replica_cells(plan), ("replica",)),
-        ),
-        (
-            "Alternatives",
-            figure(_alternatives(plan), "Predicted time of a step")
-            + _table(alternative_cells(plan), ("placements",)),
-        ),
+        ("Tables", table(*table_cells(plan))),
+        ("Placement", figure(placement, "The replicas that hold each table")),
+        ("Replicas", pictures(of_replicas) + table(*replica_cells(plan))),
+        ("Alternatives", times + table(*alternative_cells(plan))),
     ]
-
-
-def _table(cells: Cells, left: Sequence[str]) -> str:
-    head, lines, total = cells
-    return table(head, lines, left, total)
 
 
 def _svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
@@ -163,16 +146,9 @@ def _columns(
     parts = [_text(left, 14, f"most: {name(most)}, least: {name(min(values))}")]
     for rank, value in enumerate(values):
         size = value / scale * height
-        parts.append(
-            _rect(
-                left + rank * each,
-                top + height - size,
-                each * 0.8,
-                size,
-                _BARS,
-                f"rank {rank}: {name(value)}",
-            )
-        )
+        x, y = left + rank * each, top + height - size
+        title = f"rank {rank}: {name(value)}"
+        parts.append(_rect(x, y, each * 0.8, size, _BARS, title))
     if limit is not None:
         y = top + height - limit / scale * height
         parts.append(

@@ -20,9 +20,10 @@ from tfrs_embed.distribution import (
 )
 from tfrs_embed.distribution.exchange_kind import first_ranks
 from tfrs_embed.distribution.traffic import Collective
+from tfrs_embed.engines import data_parallel
 from tfrs_embed.tools.planner import cost
 from tfrs_embed.tools.planner.candidates import Demand
-from tfrs_embed.tools.planner.traffic import Exchange, copies, longest_message
+from tfrs_embed.tools.planner.traffic import Exchange, longest_message
 
 #: A member of `Slices`, and the ranks of its slices.
 Owners = tuple[int, tuple[int, ...]]
@@ -175,7 +176,7 @@ class Copies(_Tables):
             operations += self.costs[i][1]
             most = demand.usage.most_unique
             keys[demand.dim] = keys.get(demand.dim, 0.0) + most
-        exchange = self._exchange(copies(keys, self.element))
+        exchange = self._exchange(data_parallel.collectives(keys, self.element))
         return Part(memory, lookups, work, operations, exchange)
 
 

@@ -176,8 +176,7 @@ def _demand(
         world = len(usage.owned)
         slices = column_slices.most_slices(table.dim, world)
         column_slices.require_uncut(table, slices, uncut)
-    rule = None if optimizer is None else optimizer.rule
-    slots = 0 if rule is None else rule.numbers_per_row(table.dim)
+    slots = optimizer.rule.numbers_per_row(table.dim) if optimizer else 0
     return Demand(
         name=table.name,
         rows=table.vocabulary_size,
@@ -272,20 +271,17 @@ def _reason(search: Search, found: Found, index: int) -> str:
     mine = found.candidates[index]
     nearest: tuple[float, str] | None = None
     unfit = []
-    for placement, hot in itertools.product(PLACEMENTS, (False, True)):
-        options = [
-            search.evaluate(
-                (*found.choice[:index], i, *found.choice[index + 1 :])
-            )
+    for kind in itertools.product(PLACEMENTS, (False, True)):
+        choices = [
+            (*found.choice[:index], i, *found.choice[index + 1 :])
             for i, c in enumerate(search.options[index])
-            if (c.placement, c.hot) == (placement, hot)
-            and (placement, hot) != (mine.placement, mine.hot)
+            if (c.placement, c.hot) == kind != (mine.placement, mine.hot)
         ]
-        if not options:
+        if not choices:
             continue
-        other = min(options, key=lambda each: each.key)
+        other = min(map(search.evaluate, choices), key=lambda each: each.key)
         if other.excess:
-            unfit.append("row with hot rows" if hot else placement)
+            unfit.append("row with hot rows" if kind[1] else kind[0])
             continue
         more = other.seconds - found.seconds
         each = max(more, 0.0), str(other.candidates[index])

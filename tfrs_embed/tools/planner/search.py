@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.plan import PLACEMENTS
@@ -26,6 +26,7 @@ from tfrs_embed.tools.planner.parts import Owners, Part
 from tfrs_embed.tools.planner.prediction import Model, Prediction
 from tfrs_embed.tools.planner.traffic import Place
 
+T = TypeVar("T")
 #: For each table, the index of its candidate in `Search.options`.
 Choice = tuple[int, ...]
 _EXHAUSTIVE = 700  # Of up to so many choices all are tried.
@@ -264,9 +265,8 @@ class Search:
         def better(choice: Choice) -> bool:
             """Takes a choice if it is better; returns whether it is."""
             nonlocal found
-            if choice not in self._found and key(self._bound(choice)) >= key(
-                found
-            ):
+            known = choice in self._found
+            if not known and key(self._bound(choice)) >= key(found):
                 return False
             other = self.evaluate(choice)
             if key(other) >= key(found):
@@ -375,17 +375,12 @@ class Search:
 
         Where there are too many slices and ranks, `found` is returned.
         """
-        slices = [
-            (i, j)
-            for i, (_, ranks) in enumerate(found.owners)
-            for j in range(len(ranks))
-        ]
-        trials = len(slices) * (self.replicas + len(slices))
-        if trials > _MOST_SWAPS:
+        count = sum(len(ranks) for _, ranks in found.owners)
+        if count * (self.replicas + count) > _MOST_SWAPS:
             return found
         rows, copies, _ = self.parts(found.choice)
         while True:
-            for owners in _other_owners(found.owners, slices, self.replicas):
+            for owners in _other_owners(found.owners, self.replicas):
                 part = self.model.slices.part(owners)
                 other = self._found_at(found.choice, rows, owners, part, copies)
                 if other.key < found.key:
@@ -395,24 +390,24 @@ class Search:
                 return found
 
 
-def _with(choice: Choice, index: int, candidate: int) -> Choice:
-    return (*choice[:index], candidate, *choice[index + 1 :])
+def _with(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def _other_owners(
-    owners: tuple[Owners, ...],
-    slices: Sequence[tuple[int, int]],
-    replicas: int,
+    owners: tuple[Owners, ...], replicas: int
 ) -> Iterator[tuple[Owners, ...]]:
     """Yields owners with one slice moved to another rank, or two exchanged."""
 
     def put(
         owners: tuple[Owners, ...], i: int, j: int, rank: int
     ) -> tuple[Owners, ...]:
-        table, ranks = owners[i]
-        moved = table, (*ranks[:j], rank, *ranks[j + 1 :])
-        return (*owners[:i], moved, *owners[i + 1 :])
+        member, ranks = owners[i]
+        return _with(owners, i, (member, _with(ranks, j, rank)))
 
+    slices = [
+        (i, j) for i, (_, ranks) in enumerate(owners) for j in range(len(ranks))
+    ]
     for i, j in slices:
         ranks = owners[i][1]
         for rank in range(replicas):

@@ -225,22 +225,22 @@ class _Step:
     def _slices(self) -> list[Collective]:
         words = np.zeros([self.world] * 2, np.int64)  # From each rank, to each.
         floats = np.zeros_like(words)
-        widths = []
-        for name, place in self.places.items():
-            if place.ranks:
-                widths.append(self.tables[name][1] // len(place.ranks))
+        widths = {
+            name: self.tables[name][1] // len(place.ranks)
+            for name, place in self.places.items()
+            if place.ranks
+        }
         if not widths:
             return []
         for rank, features in enumerate(self.ids):
             for f in features:
-                rows, dim = self.tables[f.table]
+                rows, _ = self.tables[f.table]
                 for owner in self.places[f.table].ranks:
                     words[rank, owner] += words_of_piece(
                         f.bags, np.size(f.ids), rows, f.ragged, f.weighted
                     )
-                    slices = len(self.places[f.table].ranks)
-                    floats[rank, owner] += f.bags * dim // slices
-        unit = bag_exchange.unit_of(widths)
+                    floats[rank, owner] += f.bags * widths[f.table]
+        unit = bag_exchange.unit_of(widths.values())
         return bag_exchange.collectives(
             words.max(), floats.max(), unit, self.element
         )
@@ -253,19 +253,8 @@ class _Step:
                     dim = self.tables[table][1]
                     counts.setdefault(dim, np.zeros(self.world, np.int64))
                     counts[dim][rank] += keys.size
-        return copies(
-            {dim: each.max() for dim, each in counts.items()}, self.element
-        )
-
-
-def copies(most: Mapping[int, float], element: int) -> list[Collective]:
-    """The collectives for replicated tables; `most` keys by width."""
-    if not most:
-        return []
-    found = [Collective("max")]
-    for dim, keys in most.items():
-        found += data_parallel.collectives(keys, dim, element)
-    return found
+        most = {dim: each.max() for dim, each in counts.items()}
+        return data_parallel.collectives(most, self.element)
 
 
 def _unique_by_table(features: Iterable[FeatureIds]) -> dict[str, np.ndarray]:

@@ -112,11 +112,7 @@ def zipf_unique(
 ) -> tuple[float, float]:
     """The mean and variance of the number of unique ids among Zipf draws.
 
-    Args:
-        rows: the table's rows.
-        exponent: the law's exponent; 0: all ids are equally frequent.
-        draws: the number of independent draws.
-        head: count only so many of the most frequent ids; None: all.
+    `head`: count only so many of the most frequent ids; None: all.
     """
     p, counts = _zipf_law(rows, exponent)
     with np.errstate(divide="ignore"):
@@ -133,14 +129,7 @@ def zipf_unique(
 def zipf_draws(
     rows: int, exponent: float, draws: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draws ids by a Zipf law, [draws]; frequent ids are anywhere in the table.
-
-    Args:
-        rows: the table's rows.
-        exponent: the law's exponent; 0: all ids are equally frequent.
-        draws: the number of draws.
-        generator: the generator of random numbers.
-    """
+    """Draws ids by a Zipf law, [draws]; frequent ids are anywhere."""
     p, counts = _zipf_law(rows, exponent)
     upper = np.cumsum(p * counts)
     picked = np.searchsorted(
@@ -193,14 +182,8 @@ def expected_usage(
 ) -> TableUsage:
     """Computes the expected use of a table from the hotness of its features.
 
-    Args:
-        table: the table.
-        features: the table's features.
-        hotness: for each feature, the ids of a sample.
-        batch_size: the samples of one replica.
-        exponent: the Zipf law's exponent.
-        replicas: the number of replicas.
-        hot_rows: rows that may have copies, assumed to be the most frequent.
+    `batch_size` is the number of samples of one replica. `hot_rows`, rows that
+    may have copies, are assumed to be the most frequent ids.
     """
     used = []
     for feature, each in zip(features, hotness, strict=True):
