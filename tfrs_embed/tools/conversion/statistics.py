@@ -32,13 +32,21 @@ class Statistics:
     inf: int
 
 
-def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
-    """Reads a column in blocks, and measures its values."""
+def measure(
+    column: Column,
+    progress: Callable[[int], None],
+    watch: Callable[[np.ndarray], None] = lambda rows: None,
+) -> Statistics:
+    """Reads a column in blocks, and measures its values.
+
+    `watch` is called with each block, [n, width].
+    """
     squares = norms = largest = 0.0
     zero_rows = nan = inf = 0
     for _, rows in column.blocks(progress):
         # A slot with one number for each row has rows of one number.
         rows = rows.reshape(len(rows), -1)
+        watch(rows)
         zero_rows += len(rows) - int(np.count_nonzero(rows.any(1)))
         finite = np.isfinite(rows)
         if not finite.all():

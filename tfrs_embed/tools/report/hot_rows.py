@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import FREQUENCY
 from tfrs_embed.tools.conversion.contents import Column, Contents
 from tfrs_embed.tools.monitoring.reports import top_shares
@@ -45,8 +44,8 @@ def counted_keys(contents: Contents) -> Section | None:
 
 def _curve(frequency: Column) -> dict[float, float]:
     keys: collections.Counter[int] = collections.Counter()
-    for start, size in blocks(frequency.shape, frequency.dtype):
-        found = np.unique(frequency.read(start, size), return_counts=True)
+    for _, block in frequency.blocks(lambda size: None):
+        found = np.unique(block, return_counts=True)
         lookups, number = (each.tolist() for each in found)
         keys.update(dict(zip(lookups, number, strict=True)))
     return top_shares(

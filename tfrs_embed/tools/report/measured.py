@@ -86,8 +86,7 @@ def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
         of_rows = of_rows.clip(_EDGES[0], _EDGES[-1])
         norms[:] += np.histogram(of_rows, _EDGES)[0]
 
-    column = table.columns[PARAMETERS]
-    statistics = measure(_watched(column, count_norms), advance)
+    statistics = measure(table.columns[PARAMETERS], advance, count_norms)
     untouched = [
         _untouched(slot, advance)
         for name, slot in table.columns.items()
@@ -96,17 +95,6 @@ def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
     return MeasuredTable(
         table, statistics, norms, min(untouched) if untouched else None
     )
-
-
-def _watched(column: Column, watch: Callable[[np.ndarray], None]) -> Column:
-    """Returns a column that passes each block it reads, [n, width], on."""
-
-    def read(start: int, size: int) -> np.ndarray:
-        rows = column.read(start, size)
-        watch(rows.reshape(size, -1))
-        return rows
-
-    return dataclasses.replace(column, read=read)
 
 
 def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
@@ -128,9 +116,9 @@ def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
         if smallest == least:
             count += int(np.count_nonzero(same == least))
 
-    found = measure(_watched(slot, count_least), advance)
-    if found.zero_rows:
-        return found.zero_rows
+    zero_rows = measure(slot, advance, count_least).zero_rows
+    if zero_rows:
+        return zero_rows
     # In a slot of one number a row, some row always has the least number.
     one_number = math.prod(slot.shape[1:]) == 1
     return 0 if least < 0 or (one_number and count == 1) else count
