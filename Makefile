@@ -19,7 +19,7 @@ export TF_USE_LEGACY_KERAS := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks
-.PHONY: test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: wheels bazel clean
 
 help: ## List the targets
@@ -101,7 +101,11 @@ serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
-	$(PYTEST) -m "not more" $(ARGS)
+	$(PYTEST) -m "not (more or tools or docs)" $(ARGS)
+
+# Planner, reports, conversion, commands, monitoring, examples.
+test-tools: $(VENV)/.ready-test ## Run those of what no training step needs
+	$(PYTEST) -m "tools and not more" $(ARGS)
 
 test-more: $(VENV)/.ready-test ## Run those that make test has no time for
 	$(PYTEST) -m more $(ARGS)

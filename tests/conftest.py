@@ -30,8 +30,8 @@ KIND, _, COUNT = STRATEGY_NAME.partition(":")
 PROCESS = plans.process_of(
     STRATEGY_NAME, os.environ.get("TFRS_EMBED_TEST_KERAS", "2")
 )
-#: The tier whose tests this process runs; "": all that it collects.
-TIER = os.environ.get("TFRS_EMBED_TEST_TIER", "")
+#: The tiers whose tests this process runs; none: all that it collects.
+RUN_TIERS = os.environ.get("TFRS_EMBED_TEST_TIER", "").split()
 
 
 def make_strategy():
@@ -74,10 +74,10 @@ NO_LEGACY_OPTIMIZERS = "`keras.optimizers.legacy` is not supported in Keras 3"
 def _runs_here(item):
     """Whether a test is of this run: of its tier, and not only of nightly."""
     if ALL:
-        return not TIER or plans.tier_of(item, PROCESS) is not None
+        return not RUN_TIERS or plans.tier_of(item, PROCESS) is not None
     if any(plans.holds(mark, item) for mark in item.iter_markers("nightly")):
         return False
-    return not TIER or plans.tier_of(item, PROCESS) == TIER
+    return not RUN_TIERS or plans.tier_of(item, PROCESS) in RUN_TIERS
 
 
 def pytest_collection_modifyitems(config, items):

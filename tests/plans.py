@@ -23,18 +23,14 @@ TIERS = ("test", "more", "nightly")
 #: strategies, "mirrored:2" has two logical CPUs, "workers:2" is a process for
 #: each of two workers, and "tpu:2x4" emulates 2 chips of 4 SparseCores.
 PROCESSES = {
-    "test": (
-        "mirrored:2",
-        "workers:2",
-        "mirrored:12",
-        "tpu:2x4",
-        "tpu:2x2",
-        "keras:3",
-    ),
+    "test": ("mirrored:2", "workers:2", "tpu:2x4", "keras:3"),
     "more": (
         "mirrored:2",
         "mirrored:4",
+        "mirrored:12",
+        "workers:2",
         "workers:3",
+        "tpu:2x2",
         "tpu:4x4",
         "keras:3",
         "keras:3 mirrored:2",

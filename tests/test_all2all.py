@@ -358,7 +358,7 @@ def test_config_round_trip(hashed):
     )
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @BOTH
 def test_keras_loops(hashed):
     model, layer = make_model(hashed)
@@ -382,7 +382,7 @@ FORMATS = [
 ]
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(("form", "hashed"), FORMATS)
 def test_saved_model_continues_training_equally(tmp_path, form, hashed):
     keys, labels = make_data()
@@ -411,7 +411,7 @@ def test_saved_model_continues_training_equally(tmp_path, form, hashed):
     assert_same(state(layer), state(again))
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @BOTH
 def test_weights_can_be_read_and_set(hashed):
     # As EarlyStopping does, which keeps those of the best epoch.
@@ -575,6 +575,8 @@ def test_assigning_what_does_not_fit(name, value, text):
     assert_same(state(layer), before)
 
 
+# Processes of two and four replicas, and of two workers.
+@pytest.mark.more
 def test_checkpoints_do_not_depend_on_the_number_of_replicas(tmp_path):
     for hashed in (True, False):
         layer = checkpoint_layer(1, hashed)

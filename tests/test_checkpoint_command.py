@@ -19,6 +19,8 @@ from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.tools.conversion import convert
 from tfrs_embed.tools.conversion.command import main
 
+pytestmark = pytest.mark.tools
+
 tpu = tf.tpu.experimental.embedding
 
 

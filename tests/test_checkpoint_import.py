@@ -16,6 +16,8 @@ from helpers import differentiate
 from processes import environment
 from tfrs_embed.tools.conversion.command import main
 
+pytestmark = pytest.mark.tools
+
 tpu = tf.tpu.experimental.embedding
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

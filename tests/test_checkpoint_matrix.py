@@ -3,6 +3,8 @@
 `make nightly` takes all placements; otherwise those that differ in kind.
 """
 
+import pytest
+
 from nightly import ALL
 from processes import run
 from tfrs_embed.compat.strategies import has_sparse_core_api
@@ -24,6 +26,7 @@ PROCESSES = {
 }
 
 
+@pytest.mark.more
 def test_save_anywhere_restore_anywhere(tmp_path):
     def in_process(strategy, restored, test=""):
         run(

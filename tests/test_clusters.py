@@ -28,7 +28,7 @@ MANIFEST = RECIPES / "kubernetes.yaml"
 #: The first that counts each index's failures, and the newest here.
 KUBERNETES = ["1.29", kubernetes_validate.latest_version()]
 
-pytestmark = pytest.mark.xdist_group("clusters")
+pytestmark = [pytest.mark.tools, pytest.mark.xdist_group("clusters")]
 
 
 def load(path, monkeypatch):

@@ -23,6 +23,8 @@ from tfrs_embed.tools.commands import info
 from tfrs_embed.tools.conversion import command
 from tfrs_embed_command import COMMANDS, main, make_parser
 
+pytestmark = pytest.mark.tools
+
 ROOT = pathlib.Path(tfrs_embed.__file__).parents[1]
 
 

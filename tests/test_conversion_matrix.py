@@ -22,7 +22,7 @@ from tfrs_embed.compat import kerases
 from tfrs_embed.tools.conversion.command import main
 from tfrs_embed.tools.conversion.convert import TARGETS
 
-pytestmark = on("keras:3", tier="nightly")
+pytestmark = [pytest.mark.tools, on("keras:3", tier="nightly")]
 
 ROWS, DIM, RATE = 12, 4, 0.25
 KEYS = [10**12, -3, 7, 10**12, 4, 7, 10**12]
@@ -190,7 +190,7 @@ def convert(capsys, *arguments):
     return capsys.readouterr().err
 
 
-@on("keras:3", when=lambda case: case in OF_KERAS)
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
 @ALL
 def test_checkpoints_stay_what_they_are(case, folder, tmp_path, capsys):
     expected = numbers(model_of(case)[1])
@@ -201,7 +201,7 @@ def test_checkpoints_stay_what_they_are(case, folder, tmp_path, capsys):
     assert_same(restored(case, str(tmp_path / "new")), expected)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     layer, plain = (
         model_of(case)[1] for case in ("partial-large", "embedding-ids")
@@ -219,7 +219,7 @@ def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     assert "plain/step" not in keys
 
 
-@on("keras:3", when=lambda case: case in OF_KERAS)
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize("target", [t for t in TARGETS if "sok" in t])
 @ALL
 def test_files_of_sok_hold_keys_and_rows(
@@ -264,10 +264,7 @@ def test_files_of_sok_hold_keys_and_rows(
     assert found.get("step", 7) == 7
 
 
-@on(
-    "keras:3",
-    when=lambda case: case in OF_KERAS + OF_KEYS,
-)
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS + OF_KEYS)
 @pytest.mark.parametrize(
     "case, kind",
     [
@@ -291,7 +288,7 @@ def test_files_of_keras_become_checkpoints(case, kind, tmp_path, capsys):
     assert_same(found, expected)
 
 
-@on("keras:3", when=lambda case: case in OF_KERAS)
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize(
     "case",
     [
@@ -320,7 +317,7 @@ def test_exported_models_become_checkpoints(case, tmp_path, capsys):
     assert_same({name: found[name] for name in expected}, expected)
 
 
-@on("keras:3", when=lambda case: case in OF_KERAS)
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize(
     "case",
     ["partial-large", "partial-small", "all2all-rows", "embedding-ids"],

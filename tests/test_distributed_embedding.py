@@ -93,7 +93,7 @@ def test_dense_rows_are_combined(kind):
     np.testing.assert_allclose(layer(kind(ids)), rows_of(ids)(layer), rtol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_weights_come_in_any_form():
     layer = make_layer(make_table(combiner="sum"))
     weights = [[0.5, 2.0], [3.0], [], [1.0, 1.0, -1.0]]
@@ -149,7 +149,7 @@ def test_what_is_no_ids_is_an_error_that_names_the_feature(ids, problem):
         layer(ids)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_a_model_of_symbolic_inputs():
     table = make_table()
     layer = layers.DistributedEmbedding(
@@ -177,7 +177,7 @@ def test_a_model_of_symbolic_inputs():
 # Preprocessing.
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_preprocessed_inputs_stand_for_inputs_and_weights(weighted):
     layer = layers.DistributedEmbedding({"f": make_feature(make_table())})
@@ -212,7 +212,7 @@ def test_preprocess_reports_bad_input():
         list(dataset.map(layer.preprocess))
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_preprocessed_inputs_have_their_own_weights():
     layer = make_layer()
     with pytest.raises(ValueError, match="weights of its own"):
@@ -270,7 +270,7 @@ def test_setting_a_table_applies_what_pipelining_has_put_off():
     np.testing.assert_array_equal(layer(dense(), training=False), 0)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_weights_are_tables_in_feature_order_and_one_scalar():
     one, two = make_table("one"), make_table("two", optimizer="sgd")
     layer = layers.DistributedEmbedding([make_feature(two), make_feature(one)])
@@ -542,7 +542,7 @@ def train_model(model, seed):
     return model.train_on_batch(ids, labels)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @nightly(lambda how: how == "weights")
 @pytest.mark.parametrize(
     "how", ["keras", *of_keras_2("tf"), "weights", "checkpoint"]
@@ -577,7 +577,7 @@ def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
     np.testing.assert_allclose(model(ids), restored(ids), rtol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_an_exported_model_predicts_the_same(tmp_path):
     model = make_model()
     train_model(model, 0)
@@ -830,7 +830,7 @@ def test_holes_in_sparse_ids_are_no_row():
     np.testing.assert_array_equal(layer(sparse), expected)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_sparse_weights_have_the_indices_of_their_ids():
     layer = make_layer()
     ids = tf.SparseTensor([[0, 0], [1, 1]], [5, 6], [BATCH, WIDTH])
@@ -899,7 +899,7 @@ def test_the_config_has_every_argument():
 # In a model.
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_fit_trains_tables_by_their_own_optimizers():
     model = make_model(seed=1)
     ids, labels = data(0)

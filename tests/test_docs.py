@@ -46,6 +46,7 @@ def runnable(page):
     ]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != BY_SECTION and runnable(page)]
 )
@@ -62,6 +63,7 @@ for each in runnable(BY_SECTION):
 BEFORE = SECTIONS.pop("")
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_a_section_runs_by_itself(heading):
     names = {}
@@ -130,6 +132,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name, request):
     if name in OF_KERNELS:
@@ -138,10 +141,12 @@ def test_an_example_runs(name, request):
 
 
 # Of several workers: in test_strategies.py, which has some for other tests.
+@pytest.mark.docs
 def test_code_that_needs_replicas():
     run(["strategies/test_documentation.py"], "tpu:4x4")
 
 
+@pytest.mark.docs
 def test_the_requests_of_the_page_go_to_the_exported_models():
     """As TensorFlow Serving reads them: by columns, or by rows."""
     for page in ("README.md", "docs/serving.md"):

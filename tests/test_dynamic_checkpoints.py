@@ -130,6 +130,7 @@ class TestCheckpoints:
         assert_same(state(other), state(layer))
         assert other.tables["ids"].size == 0
 
+    @nightly(without_kernels)
     @BUILT
     @pytest.mark.parametrize("rows", [4, 100])
     def test_other_capacities(self, tmp_path, rows, built):
@@ -164,6 +165,7 @@ class TestCheckpoints:
         # There is no rule that remembers candidates.
         assert state(other)["ids/candidates"].shape == (0, 3)
 
+    @nightly(without_kernels)
     @BUILT
     def test_less_rows_than_keys_are_an_error(self, tmp_path, built):
         path = save(trained(), tmp_path)
@@ -187,6 +189,7 @@ class TestCheckpoints:
             restore(other, path)
         assert_same(tables_of(other), before)
 
+    @nightly(without_kernels)
     @BUILT
     @pytest.mark.parametrize(
         ("eviction", "kept"),
@@ -222,6 +225,7 @@ class TestCheckpoints:
         train(other, [kept[1], 90])
         np.testing.assert_array_equal(state(other)["ids/keys"], [kept[1], 90])
 
+    @nightly(without_kernels)
     @pytest.mark.parametrize(
         ("eviction", "kept"),
         [
@@ -264,6 +268,7 @@ class TestCheckpoints:
             restore(other, path)
         assert_same(state(other), state(layer))
 
+    @nightly(without_kernels)
     @BUILT
     def test_another_optimizer(self, tmp_path, built):
         path = save(trained(), tmp_path)
@@ -275,6 +280,7 @@ class TestCheckpoints:
         assert not found["ids/momenta"].any()
         assert found["ids/velocities"].shape == (4, DIM)
 
+    @nightly(without_kernels)
     @BUILT
     @pytest.mark.parametrize("threshold", [0, None], ids=["engine", "keras"])
     def test_a_static_tables_rows_become_keys(self, tmp_path, built, threshold):
@@ -324,6 +330,7 @@ class TestCheckpoints:
             with pytest.raises(ValueError, match=r"ids.*keys"):
                 static.build(None)
 
+    @nightly(without_kernels)
     @BUILT
     @pytest.mark.parametrize("eviction", [None, "lru"])
     def test_a_layer_of_keys_gives_its_table(self, tmp_path, built, eviction):
@@ -352,6 +359,7 @@ class TestCheckpoints:
             assert not found["ids/frequency"].any()
 
     # The steps of the layer that the table comes to: fewer, and more.
+    @nightly(without_kernels)
     @pytest.mark.parametrize("steps", [0, 2, 9])
     @pytest.mark.parametrize("kind", ["all2all", "embedding", "partial"])
     def test_a_table_alone_keeps_how_long_ago_keys_were_used(
@@ -428,6 +436,7 @@ class TestCheckpoints:
             restore(other, path).assert_existing_objects_matched()
             assert_same(state(other), expected)
 
+    @nightly(without_kernels)
     def test_new_keys_after_restoring_begin_anew(self, tmp_path):
         layer = make(keys=DynamicKeys())
         train(layer, [1])

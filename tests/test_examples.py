@@ -13,6 +13,8 @@ from absl.flags import FLAGS
 import movielens_files
 from documentation import ROOT
 
+pytestmark = pytest.mark.tools
+
 EXAMPLES = ROOT / "examples"
 
 PROGRAM = """

@@ -101,6 +101,7 @@ def stop_for(cluster, seconds):
     cluster.signal(1, signal.SIGCONT)
 
 
+@pytest.mark.more
 def test_a_worker_may_stand_still_for_less_than_the_timeout(
     start, tmp_path, undisturbed
 ):
@@ -111,6 +112,7 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
         assert losses(cluster.output(0)) == undisturbed
 
 
+@pytest.mark.more
 @nightly(lambda fault: fault == "worker 0 stops in a step")
 @pytest.mark.parametrize(
     ("fault", "stopped", "message"),
@@ -270,9 +272,23 @@ ORDERS = [
     for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
 ]
 ORDERS.append(("builds one less", "variables", 2))
+#: One each of what builds, calls and programs may differ in.
+KINDS = (
+    "builds one more at first",
+    "calls in another order",
+    "runs without kernels",
+)
 
 
-@pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)
+@pytest.mark.parametrize(
+    ("fault", "placement", "workers"),
+    [
+        pytest.param(
+            *order, marks=() if order[0] in KINDS else pytest.mark.more
+        )
+        for order in ORDERS
+    ],
+)
 def test_another_order_of_layers_is_refused(server, fault, placement, workers):
     command = [str(TESTS / "faults/orders.py")]
     command += ["--fault", fault, "--placement", placement]

@@ -23,14 +23,20 @@ from gradient_scenarios import (
     train,
 )
 from helpers import tables_of
-from plans import nightly, on, with_kernels, without_kernels
+from plans import nightly, on, without_kernels
 
-pytestmark = [
-    pytest.mark.usefixtures("both_implementations"),
-    on("keras:3", tier="nightly"),
+BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
+
+pytestmark = on("keras:3", tier="nightly")
+
+MODES = [
+    "eager",
+    "function",
+    "nested",
+    # Both take long to trace, and find little that the others don't.
+    pytest.param("nested_in_function", marks=pytest.mark.more),
+    pytest.param("compiled", marks=pytest.mark.more),
 ]
-
-MODES = ["eager", "function", "nested", "nested_in_function", "compiled"]
 
 
 def make_layer(kind=None, **kwargs):
@@ -79,6 +85,7 @@ def table_of(layer):
 )
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+@BOTH_IMPLEMENTATIONS
 def test_a_table_is_as_a_variable_of_keras(scenario, mode):
     nested = mode.startswith("nested")
     if nested and scenario.__name__ == "jacobian":
@@ -442,7 +449,7 @@ def test_a_step_in_and_of_an_accumulator_updates_once(mode, order):
     assert np.any(tables[0] != initial())
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_forward_derivative_of_a_scaled_loss_sets_no_scale(mode):
     scaler = keras.mixed_precision.LossScaleOptimizer(
@@ -584,7 +591,7 @@ def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
     assert int(layer.step) == 4
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("mode", ["eager", "function", "nested"])
 def test_two_loss_scale_optimizers_in_one_step(mode):
     """As in a GAN: each pass is divided by its own loss's scale."""
@@ -632,7 +639,7 @@ def test_two_loss_scale_optimizers_in_one_step(mode):
         )
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 def test_losses_of_two_scales_together_are_an_error():
     layer = make_layer(keras.optimizers.SGD(0.1))
     scalers = [
@@ -649,7 +656,7 @@ def test_losses_of_two_scales_together_are_an_error():
     assert int(layer.step) == 0
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("nested", [True, False])
 def test_a_scale_is_of_its_thread_and_its_step(nested):
     scaler = keras.mixed_precision.LossScaleOptimizer(
@@ -686,7 +693,7 @@ def test_a_scale_is_of_its_thread_and_its_step(nested):
     )
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_loss_that_a_function_scales_is_an_error(nested):
     scaler = keras.mixed_precision.LossScaleOptimizer(
@@ -715,7 +722,7 @@ def test_a_loss_that_a_function_scales_is_an_error(nested):
     np.testing.assert_array_equal(tape.gradient(loss, x), 2.0**10 + 0 * x)
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_scale_stays_until_the_function_has_run(persistent):
     scaler = keras.mixed_precision.LossScaleOptimizer(
@@ -738,7 +745,7 @@ def test_a_scale_stays_until_the_function_has_run(persistent):
     np.testing.assert_allclose(*tables, rtol=1e-5)
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_scale_ends_with_its_step(mode):
     scaler = keras.mixed_precision.LossScaleOptimizer(

@@ -119,7 +119,7 @@ def train_by_hand(layer, model, inputs, labels, steps):
     return tables_of(layer)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @MODELS
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_fit_trains_as_plain_steps_do(model_of, steps_per_execution):
@@ -144,7 +144,7 @@ def test_fit_trains_as_plain_steps_do(model_of, steps_per_execution):
     assert int(layer.step) == 6
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @MODELS
 def test_evaluate_and_predict_change_nothing(model_of):
     inputs, labels = make_data()
@@ -160,7 +160,7 @@ def test_evaluate_and_predict_change_nothing(model_of):
     assert int(layer.step) == 0
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_uneven_last_batch_is_trained():
     inputs, labels = make_data(n=10)
     layer = make_layer()
@@ -171,7 +171,7 @@ def test_uneven_last_batch_is_trained():
     assert int(layer.step) == 3
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_frozen_layer_is_not_trained():
     inputs, labels = make_data()
     layer = make_layer()
@@ -184,7 +184,7 @@ def test_frozen_layer_is_not_trained():
     assert_equal(tables_of(layer), before, rtol=0)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_forward_pass_as_a_function_inside_an_eager_tape(pipelined):
     inputs, labels = make_data()
@@ -199,7 +199,7 @@ def test_forward_pass_as_a_function_inside_an_eager_tape(pipelined):
     assert_equal(after, expected, rtol=1e-4, atol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("kind", ["cond", "while"])
 def test_control_flow_that_the_tape_is_outside_of_is_an_error(kind):
     inputs, _ = make_data()
@@ -229,7 +229,7 @@ def test_control_flow_that_the_tape_is_outside_of_is_an_error(kind):
     assert int(layer.step) == 0
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_tables_are_weights_but_not_trainable_ones():
     layer = make_layer()
     layer.build(None)
@@ -305,7 +305,7 @@ def test_loss_scale_is_known_where_the_forward_pass_is_a_function(outer):
     assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_overflowing_step_is_skipped_and_lowers_the_scale():
     inputs, labels = make_data()
     layer = make_layer("sgd")
@@ -324,7 +324,7 @@ def test_overflowing_step_is_skipped_and_lowers_the_scale():
     np.testing.assert_array_equal(model.trainable_variables[-2], kernel)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_tables_are_trained_if_only_another_gradient_overflows():
     """Documented in docs/gradients.md."""
     tables = []
@@ -474,7 +474,7 @@ def test_a_default_of_float64(float64_by_default, threshold):
         assert np.abs(table - before[name]).max() > 1e-4
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     """Outputs are in the compute dtype on both routes, tables in float32."""
@@ -510,7 +510,7 @@ def predictions_and_next_steps(model, inputs, labels):
     return before, model.predict(inputs, verbose=0)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @nightly(
     lambda format, pipelined: pipelined == (format in ("h5", "weights.h5"))
 )
@@ -555,7 +555,7 @@ def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_exported_model_serves(tmp_path, pipelined):
     inputs, labels = make_data()
@@ -618,7 +618,7 @@ def test_checkpoint_restores_whatever_the_threshold(tmp_path, built, threshold):
         assert int(other.step) == 2
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_saving_applies_what_is_pending(tmp_path):
     inputs, labels = make_data()
     layer = make_layer(pipeline_execution_with_tensor_core=True)
@@ -637,7 +637,7 @@ def test_saving_applies_what_is_pending(tmp_path):
         before = saved
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("as_config", ["own", "tpu"])
 def test_config_round_trip(as_config):
     if as_config == "own":
@@ -679,7 +679,7 @@ def test_config_round_trip(as_config):
         assert a.dtype == tf.bfloat16
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_shared_objects_are_shared_after_a_round_trip():
     shared = keras.optimizers.SGD(0.1)
     a = TableConfig("a", 20, 2, optimizer=shared)
@@ -723,7 +723,7 @@ def test_one_replica_strategies_train_alike(make_strategy, model_of):
     assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @only_keras_2("tensorflow_recommenders is for tf_keras")
 def test_tfrs_ranking_with_composite_optimizer():
     tfrs = pytest.importorskip("tensorflow_recommenders")
@@ -774,7 +774,7 @@ def test_tfrs_ranking_with_composite_optimizer():
         assert np.abs(after[name] - before[name]).max() > 1e-3, name
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -825,7 +825,7 @@ def test_a_small_table_is_trained_by_the_sum_of_a_rows_gradients(
     np.testing.assert_allclose(embedding.get_weights()[0], dense, rtol=1e-5)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_empty_dict_looks_nothing_up():
     layer = make_layer()
     assert layer({}) == {}
@@ -833,7 +833,7 @@ def test_empty_dict_looks_nothing_up():
     assert sorted(layer(make_data()[0])) == ["age", "genre", "history", "user"]
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_activity_regularizer_sees_the_activations_and_is_stored():
     inputs, _ = make_data()
     layer = make_layer(activity_regularizer=keras.regularizers.L2(0.5))
@@ -846,7 +846,7 @@ def test_activity_regularizer_sees_the_activations_and_is_stored():
     np.testing.assert_allclose(sum(layer.losses), expected, rtol=1e-5)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_errors_do_not_print_the_inputs():
     inputs, _ = make_data(n=2000)
     model = functional(make_layer())
@@ -858,7 +858,7 @@ def test_errors_do_not_print_the_inputs():
     assert len(str(caught.value)) < 500
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_placement_report():
     layer = make_layer("adam")
     report = layer.placement
@@ -876,7 +876,7 @@ def test_placement_report():
     assert "4 features" in text.splitlines()[-1]
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_keras_layers_and_engine_are_reachable():
     layer = make_layer()
     assert sorted(layer.keras_embedding_layers) == ["age", "genre"]
@@ -888,7 +888,7 @@ def test_keras_layers_and_engine_are_reachable():
     assert make_layer(threshold=None).tpu_embedding is None
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("how", ["checkpoint", "weights"])
 def test_restoring_drops_what_is_pending(tmp_path, how):
     inputs, labels = make_data()
@@ -1182,7 +1182,7 @@ def test_an_empty_batch_is_looked_up_and_trains_nothing(threshold, call):
     np.testing.assert_array_equal(tables_of(layer)["t"], before)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_rows_of_unknown_number_are_sequences():
     layer = shaped([2, 3])
     spec = tf.RaggedTensorSpec([None, None], tf.int64)
@@ -1198,7 +1198,7 @@ def test_rows_of_unknown_number_are_sequences():
         call(six)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_rows_do_not_decide_two_unknown_dimensions():
     with pytest.raises(ValueError, match=r"'f'.*more than one unknown"):
         shaped([None, None])(tf.ragged.constant(SIX_ROWS))
@@ -1251,7 +1251,7 @@ def test_tables_of_another_dtype_are_loaded_as_they_are(dtype):
     assert (tables["big"].numpy() == 1).all()
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("value", "error", "problem"),
     [
@@ -1272,7 +1272,7 @@ def test_tables_are_all_loaded_or_none(value, error, problem):
         np.testing.assert_array_equal(rows, before[name])
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_parameters_are_those_of_the_tables():
     layer = make_layer("adam")
     assert layer.count_params() == 100 * 8 + 10 * 4 + 5 * 2
@@ -1281,7 +1281,7 @@ def test_parameters_are_those_of_the_tables():
     assert any(layer.name[:10] in line and " 850 " in line for line in lines)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_reprs_are_short_and_say_what_there_is():
     table = TableConfig(
         "big", 100, 8, optimizer=keras.optimizers.Adam(), combiner="sum"
@@ -1386,7 +1386,7 @@ def test_a_deep_copy_shares_nothing(kind, built):
         np.testing.assert_allclose(others, mine, rtol=1e-6)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("made", ["not built", "loaded", "trained"])
 @pytest.mark.parametrize("kind", PUBLIC)
 def test_a_pickled_layer_goes_on_as_the_layer_does(kind, made):
@@ -1532,7 +1532,7 @@ class Weighted(Given):
         return self.dense(tf.concat([outputs["a"], outputs["b"]], -1))
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("ids", [DENSE, RAGGED], ids=["dense", "ragged"])
 def test_a_models_own_class_with_weights_is_loaded(ids, tmp_path):
     model = Weighted(partial())
@@ -1543,21 +1543,21 @@ def test_a_models_own_class_with_weights_is_loaded(ids, tmp_path):
     np.testing.assert_array_equal(loaded(inputs), expected)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("kind", OF_SHAPES)
 def test_a_models_own_class_is_loaded(kind, tmp_path):
     layer, inputs = OF_SHAPES[kind]()
     require_loaded(Given(layer), inputs, tmp_path / "model.keras")
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("kind", ["dense", "ragged", "distributed", "strings"])
 def test_a_model_that_makes_its_layer_is_loaded(kind, tmp_path):
     _, inputs = OF_SHAPES[kind]()
     require_loaded(Own(kind), inputs, tmp_path / "model.keras")
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
     # A layer that its model makes isn't told that ids were sparse.
     _, inputs = OF_SHAPES["sparse"]()
@@ -1579,7 +1579,7 @@ def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
     np.testing.assert_array_equal(loaded(inputs), expected)
 
 
-@on("keras:3")
+@on("keras:3", tier="more")
 def test_a_model_with_a_layer_is_pickled():
     layer, inputs = OF_SHAPES["ragged"]()
     model = Given(layer)

@@ -20,6 +20,8 @@ from plans import nightly
 from tfrs_embed.compat import kerases
 from tfrs_embed.tools.conversion.command import main
 
+pytestmark = pytest.mark.tools
+
 keras_rs = pytest.importorskip("keras_rs")
 
 TableConfig = keras_rs.layers.TableConfig

@@ -363,6 +363,7 @@ def test_half_precision_of_bags_is_the_cast_of_float32(dtype):
         np.testing.assert_array_equal(bits(mine), bits(other), str(i))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("loops", "threads"), [("baseline", 1), ("avx2", 3), ("avx512", 8)]
 )

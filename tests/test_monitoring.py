@@ -10,6 +10,8 @@ from plans import on
 from tfrs_embed import FeatureConfig, TableConfig, monitoring
 from tfrs_embed.tools.monitoring import rows as row_statistics
 
+pytestmark = pytest.mark.tools
+
 ROWS, DIM = 500, 4
 
 

@@ -21,10 +21,9 @@ from tfrs_embed.optimizers.conversion import convert
 from tfrs_embed.optimizers.options import UpdateOptions
 from update_rules import CASES
 
-pytestmark = [
-    pytest.mark.usefixtures("both_implementations"),
-    on("keras:3", tier="nightly"),
-]
+BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
+
+pytestmark = on("keras:3", tier="nightly")
 
 tpu = tf.tpu.experimental.embedding
 new, legacy = keras.optimizers, keras.optimizers.legacy
@@ -206,7 +205,7 @@ FORMS = {
 }
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("form", FORMS)
 def test_an_accepted_form_becomes_its_rule_and_rate(form):
     make, rule, rate = FORMS[form]
@@ -382,6 +381,7 @@ def test_a_bad_option_is_an_error_that_shows_it(name):
 
 @BOTH_MODES
 @pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
+@BOTH_IMPLEMENTATIONS
 def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(
     graph, pipelined
 ):
@@ -423,6 +423,7 @@ def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(
         np.testing.assert_allclose(found[name], rows, atol=1e-6, err_msg=name)
 
 
+@BOTH_IMPLEMENTATIONS
 def test_only_rows_of_the_step_decay_whatever_their_gradient():
     layer = make_layer(Regularized(tpu.SGD(0.5), weight_decay=0.5))
     before = layer.embedding_tables["t"].numpy()
@@ -431,6 +432,7 @@ def test_only_rows_of_the_step_decay_whatever_their_gradient():
     np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
 
 
+@BOTH_IMPLEMENTATIONS
 def test_rows_decay_by_the_rate_of_the_step_that_was_put_off():
     halves = schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
     layer = make_layer(
@@ -447,6 +449,7 @@ def test_rows_decay_by_the_rate_of_the_step_that_was_put_off():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@BOTH_IMPLEMENTATIONS
 def test_rows_of_two_bytes_decay_and_round_once(dtype):
     table = tfrs_embed.TableConfig(
         "t",
@@ -619,6 +622,7 @@ def assert_trains_as(original, make, graph=False):
 @on("keras:3", tier="more")
 @nightly(without_kernels)
 @pytest.mark.parametrize("name", ORIGINALS)
+@BOTH_IMPLEMENTATIONS
 def test_a_keras_optimizer_trains_a_table_as_it_trains_a_variable(name):
     make = ORIGINALS[name]
     assert_trains_as(make(), make)
@@ -628,6 +632,7 @@ def test_a_keras_optimizer_trains_a_table_as_it_trains_a_variable(name):
 @pytest.mark.parametrize(
     "name", ["new_adam_scheduled", "legacy_adam_decay", "legacy_ftrl_all"]
 )
+@BOTH_IMPLEMENTATIONS
 def test_a_keras_optimizer_trains_alike_in_a_function(name):
     make = ORIGINALS[name]
     assert_trains_as(make(), make, graph=True)
@@ -640,6 +645,7 @@ def test_a_loss_scale_optimizer_trains_as_its_inner_optimizer():
     )
 
 
+@BOTH_IMPLEMENTATIONS
 def test_rows_that_are_not_looked_up_keep_values_and_slots():
     layer = make_layer(new.Adam(0.1))
     train(layer, tf.constant([0, 1, 2, 3]), tf.ones([4, 3]))
@@ -652,6 +658,7 @@ def test_rows_that_are_not_looked_up_keep_values_and_slots():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
+@BOTH_IMPLEMENTATIONS
 def test_momentum_is_that_of_keras_legacy_sgd_with_sparse_gradients(nesterov):
     def make():
         return legacy.SGD(0.3, momentum=0.8, nesterov=nesterov)
@@ -808,7 +815,7 @@ if hasattr(tpu, "CustomOptimizer"):  # Not in TF 2.16.
     )
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("name", REFUSED_KINDS)
 def test_another_optimizer_is_an_error_that_names_it(name):
     with pytest.raises(TypeError, match="PartialTPUEmbedding's optimizer") as e:
@@ -873,7 +880,7 @@ def test_a_callable_that_returns_a_number_is_called_at_each_step(number, graph):
     assert probe.rate() == 1.0
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @BOTH_MODES
 def test_a_legacy_keras_optimizers_callable_is_called_at_each_step(graph):
     rates = {"now": 0.5}
@@ -934,7 +941,7 @@ def test_a_legacy_decay_advances_once_a_step(graph):
     assert [probe.rate() for _ in range(3)] == pytest.approx([1, 1 / 2, 1 / 3])
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @BOTH_MODES
 @pytest.mark.parametrize(
     "make",
@@ -976,7 +983,7 @@ def test_assigning_a_table_optimizers_rate_takes_effect(form, graph):
     assert probe.rate() == pytest.approx(0.125)
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("module", MODULES)
 def test_assigning_a_table_optimizers_rate_assigns_the_keras_optimizers(module):
     optimizer = MODULES[module].SGD(0.5)
@@ -1118,7 +1125,7 @@ def test_without_a_layers_optimizer_a_tables_own_still_trains_it():
 # Assigned rates in a stored config.
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("form", [f for f in ASSIGNABLE if f != "variable"])
 @pytest.mark.parametrize("own", [False, True], ids=["layer's", "table's"])
 def test_an_assigned_rate_is_part_of_the_config(form, own):
@@ -1164,7 +1171,7 @@ def test_equal_names_keep_rates_of_their_own_in_a_config():
     assert rates == pytest.approx([0.01, 0.5, 0.01])
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("suffix", ["keras", *of_keras_2("h5", "tf")])
 def test_a_saved_model_has_the_assigned_rate(tmp_path, suffix):
     model = keras.Sequential(

@@ -269,7 +269,7 @@ def functional(layer):
     return keras.Model(inputs, keras.layers.Dot(-1)(towers))
 
 
-@on("keras:3", when=lambda make_model: make_model is functional)
+@on("keras:3", tier="more", when=lambda make_model: make_model is functional)
 @pytest.mark.parametrize("make_model", [Towers, functional])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_towers_in_keras(kind, make_model, tmp_path):

@@ -43,6 +43,8 @@ from tfrs_embed.tools.planner.html_report import html_report
 from tfrs_embed.tools.planner.search import Search
 from tfrs_embed.tools.planner.traffic import FeatureIds, Place
 
+pytestmark = pytest.mark.tools
+
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 
 CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683]

@@ -26,7 +26,7 @@ from tfrs_embed.tools.planner.html_report import html_report
 from tfrs_embed.tools.report import pictures
 from tfrs_embed.tools.report.measured import measure_tables
 
-pytestmark = pytest.mark.xdist_group("report")
+pytestmark = [pytest.mark.tools, pytest.mark.xdist_group("report")]
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)

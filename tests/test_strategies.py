@@ -19,6 +19,7 @@ def test_more_of_strategies(process, tmp_path):
     run_process(process, "more", tmp_path)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
 def test_two_strategies_and_the_documentation(strategy):
     files = ("test_sharded_notebook.py", "test_documentation.py")

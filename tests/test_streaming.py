@@ -13,6 +13,8 @@ import pytest
 import documentation
 from processes import environment
 
+pytestmark = pytest.mark.tools
+
 PROGRAM = documentation.ROOT / "examples" / "streaming.py"
 DAYS, RATINGS = 10, 150
 DAY = re.compile(r"\d{4}-\d\d-\d\d  ")

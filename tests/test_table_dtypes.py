@@ -15,7 +15,8 @@ from tfrs_embed import serving
 from tfrs_embed.ops import rounding
 from tfrs_embed.tools.conversion import command
 
-pytestmark = pytest.mark.usefixtures("both_implementations")
+BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
+
 
 ROWS, DIM, RATE = 40, 13, 0.3
 tpu = tf.tpu.experimental.embedding
@@ -56,6 +57,7 @@ def rows_of(layer):
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("how", ["stochastic", "nearest"])
 @pytest.mark.parametrize("dtype", HALVES)
+@BOTH_IMPLEMENTATIONS
 def test_training_is_that_of_the_reference_to_the_bit(dtype, how, pipelined):
     layer = make_layer(
         dtype, how, pipeline_execution_with_tensor_core=pipelined
@@ -91,6 +93,7 @@ def test_training_is_that_of_the_reference_to_the_bit(dtype, how, pipelined):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@BOTH_IMPLEMENTATIONS
 def test_values_at_the_ends_of_a_type_are_rounded_as_the_reference_does(dtype):
     _, least, largest = HALVES[dtype]
     # Processors that compute steps flush float32's own denormal numbers.
@@ -117,6 +120,7 @@ def test_values_at_the_ends_of_a_type_are_rounded_as_the_reference_does(dtype):
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "rowwise_adagrad"])
+@BOTH_IMPLEMENTATIONS
 def test_slots_are_float32_and_results_near_those_of_float32(optimizer):
     if optimizer == "rowwise_adagrad":
         optimizer = tfrs_embed.optimizers.RowWiseAdagrad(0.1)
@@ -138,6 +142,7 @@ def test_slots_are_float32_and_results_near_those_of_float32(optimizer):
 
 @pytest.mark.parametrize("how", ["stochastic", "nearest"])
 @pytest.mark.parametrize("dtype", HALVES)
+@BOTH_IMPLEMENTATIONS
 def test_small_updates_accumulate_on_average(dtype, how):
     """Of a tenth of a step between numbers, 200 times: by 20 steps."""
     layer = make_layer(dtype, how)
@@ -157,6 +162,7 @@ def test_small_updates_accumulate_on_average(dtype, how):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@BOTH_IMPLEMENTATIONS
 def test_rounding_is_unbiased_and_keeps_what_has_no_number(dtype):
     rng = np.random.default_rng(0)
     _, least, largest = HALVES[dtype]
@@ -192,6 +198,7 @@ def test_rounding_is_unbiased_and_keeps_what_has_no_number(dtype):
     )
 
 
+@BOTH_IMPLEMENTATIONS
 def test_columns_and_rows_are_not_rounded_alike():
     """Their random bits, 16 of which bfloat16 takes, don't go together."""
     number, dim = 20_000, 48
@@ -210,6 +217,7 @@ def test_columns_and_rows_are_not_rounded_alike():
         assert np.abs(together).max() < 6 / np.sqrt(len(table))
 
 
+@BOTH_IMPLEMENTATIONS
 def test_training_again_gives_the_same_table_and_another_name_another():
     def trained():
         layer = make_layer("bfloat16")

@@ -8,6 +8,8 @@ from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore import Topology
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 
+pytestmark = pytest.mark.tools
+
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 
 

@@ -13,9 +13,12 @@ from tfrs_embed.compat import version
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "wheels" / "run.py"
 
-pytestmark = pytest.mark.skipif(
-    not TOOL.exists(), reason="only a checkout has the tool"
-)
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.skipif(
+        not TOOL.exists(), reason="only a checkout has the tool"
+    ),
+]
 
 
 def test_every_tensorflow_that_the_library_takes_is_there():

@@ -204,7 +204,7 @@ def case(request):
 
 @cases(
     device=[
-        *both(
+        *in_turns(
             *(
                 Case(engine, "sgd", combiner, weighted, mode="eager")
                 for engine in ("keras", "partial_small", "distributed")
@@ -250,10 +250,11 @@ def test_lookup(case, strategy):
                 for engine, combiner, weighted, mode in (
                     ("partial", "sum", False, "function"),
                     ("partial", "mean", True, "eager"),
-                    ("distributed", "sqrtn", True, "function"),
+                    ("distributed", "sqrtn", True, "eager"),
                 )
             ),
             Case("dynamic", steps=3),
+            Case("distributed", combiner="sqrtn", steps=3),
             Case("partial", kinds=FEW, steps=3, dtype="bfloat16"),
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),
         ),
@@ -261,7 +262,10 @@ def test_lookup(case, strategy):
         Case("arrays", steps=3),
         Case("arrays", "adam", kinds=FEW, mode="eager"),
         Case("arrays", "row_wise_adagrad", kinds=FEW, dtype="bfloat16"),
-        *(Case("dynamic", optimizer, kinds=FEW) for optimizer in OPTIMIZERS),
+        *(
+            Case("dynamic", optimizer, kinds=FEW, mode="eager")
+            for optimizer in OPTIMIZERS
+        ),
         Case("distributed_dynamic", kinds=FEW),
         Case("partial", "adagrad", "mean", True, DENSE, "compiled", 3),
         Case("partial", "adagrad", "sqrtn", False, DENSE, "compiled", 3),
@@ -431,7 +435,7 @@ def test_reading_tables_applies_pending_updates(case, strategy):
 
 @cases(
     device=[
-        *both(
+        *in_turns(
             *(
                 Case("keras", combiner=combiner, mode="eager")
                 for combiner in ("sum", "mean", "sqrtn")

@@ -67,9 +67,10 @@ def suites():
             yield "", f"tests/{path.name}"
     yield "", "tests/conformance/test_conformance.py"
     # A fork is one process, and has one Keras imported.
-    for process in plans.starts("test", "mirrored", "tpu"):
-        for name in plans.files(process):
-            yield process, f"tests/{name}"
+    for process in plans.NAMES:
+        if process.startswith(("mirrored", "tpu")):
+            for name in plans.files(process):
+                yield process, f"tests/{name}"
 
 
 class Worker:
@@ -110,7 +111,7 @@ class Worker:
             "env": {
                 "TFRS_EMBED_TEST_STRATEGY": strategy,
                 # All that is asked for runs, if any test is.
-                "TFRS_EMBED_TEST_TIER": "test" if strategy else "",
+                "TFRS_EMBED_TEST_TIER": "test more" if strategy else "",
             },
             "cover": cover,
             "patience": patience,

@@ -183,7 +183,7 @@ def state_of(layer):
 
 @on("mirrored:2", tier="more", when=lambda keys: keys not in ("lfu", "ttl"))
 @on("mirrored:4", tier="more", when=lambda keys: keys == "ttl")
-@on("workers:2", when=lambda keys: keys == "lfu")
+@on("workers:2", tier="more", when=lambda keys: keys == "lfu")
 @pytest.mark.parametrize("keys", list(KEYS))
 def test_shards_equal_the_reference(strategy, keys):
     world = strategy.num_replicas_in_sync
@@ -480,7 +480,7 @@ def test_a_full_shard_beside_free_ones_is_said_once(strategy):
 
 # Values are assigned as Keras's loaders do, one weight after the other.
 @on("mirrored:2", tier="more")
-@on("workers:2")
+@on("workers:2", tier="more")
 @pytest.mark.parametrize("way", ["checkpoint", "assigned"])
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 def test_a_full_tables_evicted_keys_are_those_of_least_value(
@@ -546,7 +546,7 @@ def test_a_full_tables_evicted_keys_are_those_of_least_value(
 
 
 @on("mirrored:2", tier="more")
-@on("workers:2")
+@on("workers:2", tier="more")
 def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 20 * world, eviction="lfu")

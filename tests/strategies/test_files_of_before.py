@@ -7,7 +7,7 @@ from helpers import assert_same
 from old_checkpoints.make import FILES, LAYERS, values, written
 from plans import on
 
-pytestmark = on("mirrored:2")
+pytestmark = on("mirrored:2", tier="more")
 
 
 @pytest.mark.parametrize("kind", sorted(LAYERS))

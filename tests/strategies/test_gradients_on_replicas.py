@@ -80,7 +80,8 @@ def assert_untrained(layer):
     assert int(layer.step.numpy()) == 0
 
 
-@on("mirrored:2", "tpu:2x4")
+@on("tpu:2x4")
+@on("mirrored:2", tier="more")
 def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     layer, program = make_program(strategy)
     [batch] = steps_of(strategy, 1)
@@ -98,8 +99,12 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
 
 
 @on(
-    "mirrored:2",
     "tpu:2x4",
+    when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
+)
+@on(
+    "mirrored:2",
+    tier="more",
     when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
@@ -148,7 +153,8 @@ def test_another_gradient_updates_nothing(strategy):
     assert_untrained(layer)
 
 
-@on("mirrored:2", "tpu:2x4")
+@on("tpu:2x4")
+@on("mirrored:2", tier="more")
 def test_an_unused_gradient_updates(strategy):
     layer, program = make_program(strategy)
 

@@ -45,14 +45,19 @@ def train(strategy, layer, batches):
     return local(strategy, run(*spread))
 
 
-@on("mirrored:2", when=lambda kind, form: kind != "concat" and form != "ragged")
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda kind, form: kind != "concat" and form != "ragged",
+)
 @on(
     "workers:2",
+    tier="more",
     when=lambda kind, form: (
         (kind, form) in (("mult", "combined"), ("multiplex", "ragged"))
     ),
 )
-@on("tpu:2x2", when=lambda kind: kind in ("mult", "multiplex"))
+@on("tpu:2x2", tier="more", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("form", ["combined", "ragged", "strings"])
 @pytest.mark.parametrize("kind", HASHINGS)
 def test_vectors_and_gradients(strategy, kind, form):

@@ -117,7 +117,7 @@ def assert_copies_are_the_rows(layer, tables=tuple(HOT)):
 
 
 @on("mirrored:2", tier="more", when=lambda pipelined: pipelined)
-@on("workers:2", when=lambda pipelined: pipelined)
+@on("workers:2", tier="more", when=lambda pipelined: pipelined)
 @pytest.mark.parametrize(
     ("pipelined", "seed", "dtype"),
     [(False, None, "float32"), (True, 1, "bfloat16")],

@@ -15,7 +15,7 @@ from conformance.harness import assert_tables, build, train, trainer
 from plans import on
 from tfrs_embed.optimizers import Regularized
 
-pytestmark = [on("mirrored:2"), on("workers:2", tier="nightly")]
+pytestmark = [on("mirrored:2", tier="more"), on("workers:2", tier="nightly")]
 
 tpu = tf.tpu.experimental.embedding
 
@@ -47,6 +47,7 @@ def tables():
 
 @on(
     "workers:2",
+    tier="more",
     when=lambda engine, pipelined: (
         engine == "distributed_mirrored" and not pipelined
     ),
@@ -94,7 +95,7 @@ def test_a_rows_norm_of_a_table_that_is_cut_is_an_error(strategy):
     assert "row_clipnorm needs all columns" in str(e.value)
 
 
-@on("workers:2")
+@on("workers:2", tier="more")
 def test_copies_of_a_table_stay_equal(strategy):
     with strategy.scope():
         layer, reference = build("distributed_mirrored", tables())

@@ -104,7 +104,8 @@ def assert_is_of_one_device(path, model, layer):
     )
 
 
-@on("workers:2", "tpu:2x4")
+@on("tpu:2x4")
+@on("workers:2", tier="more")
 def test_partial_embedding(strategy, path):
     model, layer = trained(
         strategy,
@@ -131,7 +132,7 @@ def test_partial_embedding(strategy, path):
             model.export(f"{folder}/exported")
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 def test_distributed_embedding(strategy, path):
     model, layer = trained(strategy, tfrs_embed.DistributedEmbedding)
     export(model, path)
@@ -152,7 +153,8 @@ def test_distributed_embedding(strategy, path):
     np.testing.assert_allclose(found, model(inputs), rtol=1e-5, atol=1e-6)
 
 
-@on("mirrored:2", "workers:2")
+@on("workers:2", tier="more")
+@on("mirrored:2", tier="more")
 def test_a_table_of_keys(strategy, path):
     if is_tpu(strategy):
         pytest.skip("no engine for it")

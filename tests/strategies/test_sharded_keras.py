@@ -22,7 +22,7 @@ from strategies.keras_models import (
     one_device,
 )
 
-pytestmark = on("mirrored:2", "workers:2")
+pytestmark = [on("workers:2"), on("mirrored:2", tier="more")]
 
 
 @pytest.fixture(scope="module")

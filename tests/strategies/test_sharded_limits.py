@@ -5,7 +5,7 @@ import pytest
 import tfrs_embed
 from plans import on
 
-pytestmark = on("mirrored:12")
+pytestmark = on("mirrored:12", tier="more")
 
 
 def test_too_many_logical_cpus_are_refused(strategy):

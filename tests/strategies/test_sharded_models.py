@@ -80,7 +80,7 @@ class Rating(tfrs.Model):
         return self.task(labels, self.dense(vectors["user"] * vectors["item"]))
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 @nightly(lambda kind: kind is Rating)
 @pytest.mark.parametrize("kind", [TwoTower, Rating])
 def test_tfrs_tasks_learn(strategy, kind):
@@ -105,7 +105,7 @@ def folder(strategy, name):
     return os.path.join(tempfile.mkdtemp(), name)
 
 
-@on("mirrored:2", when=lambda form: form == "weights")
+@on("mirrored:2", tier="more", when=lambda form: form == "weights")
 @pytest.mark.parametrize("form", ["weights", "weights.h5", "keras", "h5"])
 def test_saved_weights_are_whole_tables(strategy, form):
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
@@ -192,7 +192,7 @@ def test_early_stopping_restores_the_tables(strategy):
     assert not np.array_equal(tables[0], before)
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 def test_saved_model(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("its shards are in several processes")

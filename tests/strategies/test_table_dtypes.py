@@ -44,6 +44,7 @@ def rows_of(layer, name):
 
 @on(
     "mirrored:2",
+    tier="more",
     when=lambda place, dtype, bag: (
         dtype == "bfloat16" or (place, bag) == ("row", 6)
     ),
@@ -105,7 +106,7 @@ def test_rows_are_those_of_the_reference(strategy, place, dtype, bag):
         np.testing.assert_array_equal(rows_of(layer, name), rows[name])
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize(
     ("saved", "restored"), [("float32", "bfloat16"), ("bfloat16", "float32")]
 )

@@ -11,7 +11,7 @@ from reference import to_tf
 from strategies.replicas import distribute
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
 
-pytestmark = on("tpu:2x2")
+pytestmark = on("tpu:2x2", tier="more")
 
 tpu = tf.tpu.experimental.embedding
 BATCH, WIDTH = 4, 3  # A replica's.

@@ -27,7 +27,7 @@ from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
 
-pytestmark = on("tpu:2x2")
+pytestmark = on("tpu:2x2", tier="more")
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature

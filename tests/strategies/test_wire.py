@@ -141,9 +141,9 @@ def expected_gradients(batches, dtype, group):
     return total
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 @on("mirrored:4", tier="more", when=lambda group: group == 2)
-@on("workers:2", when=lambda dtype: dtype == "float16")
+@on("workers:2", tier="more", when=lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(
     ("dtype", "group"),
     [("bfloat16", 1), ("float16", 1), ("bfloat16", 2)],
@@ -193,7 +193,7 @@ def test_evaluation_reads_exact_rows_outside_of_replicas(strategy):
         np.testing.assert_array_equal(each, rounded(rows, "bfloat16"))
 
 
-@on("mirrored:2", when=lambda dtype: dtype == "float16")
+@on("mirrored:2", tier="more", when=lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", "float16"], ids=["bfloat16", "half"]
 )
@@ -218,7 +218,7 @@ def test_what_is_not_finite_is_not_hidden(strategy, dtype):
         assert np.isfinite(row[3]) == (dtype == "bfloat16"), name
 
 
-@on("mirrored:2", when=lambda kind: kind == "dynamic")
+@on("mirrored:2", tier="more", when=lambda kind: kind == "dynamic")
 @nightly(lambda kind: kind == "hashed")
 @pytest.mark.parametrize("kind", ["hashed", "rows", "dynamic"])
 def test_layers_of_keys(strategy, kind):
