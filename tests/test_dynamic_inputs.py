@@ -631,7 +631,7 @@ class TestAll2All:
             (
                 {"use_hashtable": False, "eviction": "lru"},
                 ValueError,
-                "use_hashtable=False .* eviction can't be honoured",
+                "use_hashtable=False .* eviction must be left out",
             ),
             ({"eviction": "x"}, ValueError, "eviction must be .* 'x'"),
             ({"admission": 3}, TypeError, "admission must be .* got 3"),

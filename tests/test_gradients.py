@@ -708,7 +708,7 @@ def test_a_loss_that_a_function_scales_is_an_error(nested):
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
         return fronts.scale_loss(scaler, loss)
 
-    with pytest.raises(NotImplementedError, match="Scale the loss beside"):
+    with pytest.raises(NotImplementedError, match="Scale the loss in"):
         with tf.GradientTape() as tape:
             loss = scaled_loss()
         tape.gradient(loss, program.variables)

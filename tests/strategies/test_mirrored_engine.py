@@ -1,5 +1,6 @@
 """Tables that every replica has a copy of, alone and beside sharded ones."""
 
+import dataclasses
 import tempfile
 
 import numpy as np
@@ -123,11 +124,13 @@ def make_optimizers(names):
 
 
 def make_engine(kind, strategy, features, pipelined):
-    options = EngineOptions(strategy, "The test", pipelined)
+    optimizers = make_optimizers(dict.fromkeys(f.table.name for f in features))
+    options = EngineOptions(
+        features, optimizers, strategy, "The test", pipelined
+    )
 
     def of(kind, features):
-        optimizers = make_optimizers(f.table.name for f in features)
-        return kind(features, optimizers, options)
+        return kind(dataclasses.replace(options, features=features))
 
     if kind == "one device":
         return of(OneDeviceEngine, features)
@@ -138,7 +141,7 @@ def make_engine(kind, strategy, features, pipelined):
     large = [f for f in features if f.table.name in LARGE]
     small = [f for f in features if f.table.name not in LARGE]
     engines = [of(DataParallelEngine, small), of(RowWiseEngine, large)]
-    return CompositeEngine(features, engines, options)
+    return CompositeEngine(options, engines)
 
 
 def make_layer(

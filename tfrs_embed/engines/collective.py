@@ -23,18 +23,19 @@ from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
+    LookupCall,
     Pipelined,
     Together,
     refuse_to_train,
 )
-from tfrs_embed.engines.norms import Norms
+from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
+from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
@@ -50,11 +51,8 @@ NEW_KEYS = "the insertion of new keys"
 class Residuals(NamedTuple):
     """The results of a replica's lookup that its update needs.
 
-    Attributes:
-        replica: the local replica.
-        bags: each feature's bags.
-        kept: further results, of a type of the engine's own.
-        after: tensors that do not exist if the ids are bad.
+    `kept` is the engine's own. The tensors `after` don't exist if the ids are
+    bad.
     """
 
     replica: int
@@ -73,25 +71,18 @@ class CollectiveEngine(Engine, Pipelined, Together):
         NotImplementedError: the strategy's collectives can't be used.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
         self._replicas = replicas.of(options.strategy)
         self.local_replicas = self._replicas.local
-        self._norms = Norms(optimizers)
         self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None
-        # What the workers have compared that they do.
+        # Actions that workers have compared.
         self._compared: set[str] = set()
         self._traffic: list[tf.Variable] = []
 
     def build(self) -> None:
-        """Creates the variables, on all workers in the same order."""
         if self._step is not None:
             return
         with tf.init_scope():
@@ -109,20 +100,17 @@ class CollectiveEngine(Engine, Pipelined, Together):
                 raise
 
     def _build(self) -> None:
-        """Creates the variables, now that all workers are to."""
+        """Creates the variables, on all workers in the same order."""
         self._number = self._replicas.count("layers")
         self._norms_channel = self._replicas.allocate(1)
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
-                self._rows_on_shard,
-                functools.partial(self._rounding, rank),
+                self._rows_on_shard, functools.partial(self._rounding, rank)
             )
         for state in self.states.values():
             table = state.spec
             share = stored(
-                table,
-                self._rows_on_shard(table),
-                self.optimizers[table.name],
+                table, self._rows_on_shard(table), self.optimizers[table.name]
             )
             with allocation.of_table(share, self._shards[0].device):
                 self._fill(table)
@@ -133,35 +121,28 @@ class CollectiveEngine(Engine, Pipelined, Together):
         self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):
-                self._traffic.append(
-                    make_variable(tf.zeros([4], tf.int64), "traffic")
-                )
+                counters = make_variable(tf.zeros([4], tf.int64), "traffic")
+            self._traffic.append(counters)
 
     def traffic(self) -> list[Traffic]:
         return [
-            Traffic(*(int(n) for n in counters.numpy()))
-            for counters in self._traffic
+            Traffic(*counters.numpy().tolist()) for counters in self._traffic
         ]
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
-        return Shard(
-            [s.spec for s in self.states.values()],
-            self.optimizers,
-            self._pipelined,
-            device,
-        )
+        return Shard(self.tables, self.optimizers, self._pipelined, device)
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         """The number of a table's rows on each shard that has some."""
-        return table.vocabulary_size
+        return max(len(part.rows) for part in self._parts(table).values())
 
     @abc.abstractmethod
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         """The parts of a table, by the ranks of the shards that have them."""
 
     def _held(self, parts: Mapping[int, Part]) -> list[tuple[Part, Shard]]:
-        """Those of a table's parts that this process's shards have.
+        """This process's parts of a table, with their shards.
 
         They are in the order of their columns, then of the local replicas.
         """
@@ -174,14 +155,16 @@ class CollectiveEngine(Engine, Pipelined, Together):
         return sorted(held, key=lambda each: each[0].columns or (0, 0))
 
     def _rounding(self, rank: int, table: TableSpec) -> Rounding:
-        """How a replica rounds the new rows of what it holds of a table."""
-        return rounding.of_part(table)
+        """How a replica rounds the new rows of its part of a table."""
+        part = self._parts(table)[rank]
+        column, _ = part.columns or (0, 0)
+        return rounding.of_part(table, part.rows.start, part.rows.step, column)
 
     def _fill(self, table: TableSpec) -> None:
         """Gives the shards a table's initial rows."""
         held = self._held(self._parts(table))
-        # An initializer's draws must be the same whoever holds the table: the
-        # next table of this initializer begins where they end.
+        # All workers draw all blocks: the next table with this initializer
+        # continues its random sequence.
         for start, block in self._initial_blocks(table):
             for part, shard in held:
                 variable = shard.variables[table.name][PARAMETERS]
@@ -211,32 +194,24 @@ class CollectiveEngine(Engine, Pipelined, Together):
                 "replicas": self._replicas,
                 "parts": parts,
                 **self._composite_options(
-                    table.name, key, [variable for _, variable in held]
+                    table.name, key, [v for _, v in held]
                 ),
             }
-            state.add(
-                key,
-                ShardedVariable(
-                    f"{table.name}/{key}",
-                    (table.vocabulary_size, *row),
-                    held,
-                    self._strategy,
-                    tf.as_dtype(
-                        table.dtype if key == PARAMETERS else tf.float32
-                    ),
-                    **options,
-                ),
+            dtype = (
+                tf.as_dtype(table.dtype) if key == PARAMETERS else tf.float32
             )
+            name, shape = f"{table.name}/{key}", (table.vocabulary_size, *row)
+            variable = ShardedVariable(
+                name, shape, held, self._strategy, dtype, **options
+            )
+            state.add(key, variable)
 
     def _composite_options(
         self, table: str, variable: str, shards: Sequence[tf.Variable]
     ) -> dict[str, Any]:
-        """Further arguments of a `ShardedVariable`.
+        """Further arguments of a `ShardedVariable` of these local shards.
 
-        Args:
-            table: the table's name.
-            variable: the name of the table's parameters, or of a slot.
-            shards: this process's shards of it.
+        `variable` is "parameters" or a slot's name.
         """
         return {}
 
@@ -254,9 +229,8 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         replica = self._replicas.current(self._name)
-        if replica is None:
-            return None
-        self._traffic[replica].assign_add([1, 0, 0, 0])
+        if replica is not None:
+            self._traffic[replica].assign_add([1, 0, 0, 0])
         return self._consensus_on(
             _TRAINING_LOOKUP if training else _LOOKUP,
             functools.partial(self._prepare, training),
@@ -273,30 +247,24 @@ class CollectiveEngine(Engine, Pipelined, Together):
         bags: Sequence[BaggedIds],
         weighted: Sequence[bool],
     ) -> Preparation | None:
-        """Begins a lookup before its ids are known to be valid, if it can.
+        """Begins a lookup before its ids are known to be valid, if possible.
 
-        Args:
-            training: whether the tables are about to be updated.
-            features: the features of the call, the engine's among them.
-            bags: their bags, without weights.
-            weighted: which of them have weights.
+        `features` and `bags`, which have no weights, are those of the layer's
+        call; `weighted` says which features have weights.
         """
         return None
 
     def _consensus_on(
         self, action: str, prepare: Prepare | None = None
     ) -> ReplicaConsensus | None:
-        """The replicas that decide together on an action, if any do."""
+        """The replicas' consensus on an action; None outside of replicas."""
         replica = self._replicas.current(self._name)
         if replica is None:
             return None
         self._compare(action)
+        what = f"{action} of {self._name}"
         return ReplicaConsensus(
-            self._replicas,
-            replica,
-            self._number,
-            f"{action} of {self._name}",
-            prepare,
+            self._replicas, replica, self._number, what, prepare
         )
 
     def _compare(self, action: str) -> None:
@@ -307,55 +275,53 @@ class CollectiveEngine(Engine, Pipelined, Together):
         """
         if action not in self._compared:
             self._compared.add(action)
-            handshake.compare_actions(
-                self._strategy, f"{action} of {self._name}"
-            )
+            what = f"{action} of {self._name}"
+            handshake.compare_actions(self._strategy, what)
 
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
-        """Looks up; outside of any replica in the shards of this process."""
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         replica = self._replicas.current(self._name)
         if replica is None:
-            return self._lookup_outside(bags), None
+            return self._lookup_outside(call.bags), None
         self._replicas.warn_of_branch(self._name)
         shard = self._shards[replica]
-        if not training:
+        if not call.training:
             shard.apply_deferred()
         with self._replicas.counting(replica, self._traffic[replica]):
-            activations, residuals = self._lookup(
-                replica, bags, training, dtype, begun
-            )
-        if training:
-            # After the lookups, and not at all if the ids are bad.
+            activations, residuals = self._lookup(replica, call)
+        if call.training:
+            # After the lookups, and not if the ids are bad.
             with tf.control_dependencies(residuals.after):
                 shard.apply_deferred()
         return activations, residuals
 
     @abc.abstractmethod
     def _lookup(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType,
-        begun: Any,
+        self, replica: int, call: LookupCall
     ) -> tuple[list[tf.Tensor], Residuals]:
         """Looks up in a replica; see `lookup`."""
 
-    @abc.abstractmethod
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         """Looks up outside of any replica: each feature's [count, dim]."""
+        if self._replicas.workers > 1:
+            return self._refuse_outside(bags)
+        self.apply_deferred()
+        rows = [
+            widen(self._rows_outside(f.table.name, b.ids))
+            for f, b in zip(self.features, bags, strict=True)
+        ]
+        return [
+            lookup_ops.combine(each, None, b)
+            for each, b in zip(rows, bags, strict=True)
+        ]
+
+    def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of a table, [n, dim], outside of any replica, in one process."""
+        raise NotImplementedError
 
     def _refuse_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        """Says that the tables are of several workers; zeros as a graph's.
+        """Fails when it runs: the tables are of several workers.
 
-        Raises:
-            RuntimeError: a SavedModel would look up.
+        Returns zeros to graphs; raises a RuntimeError in a SavedModel.
         """
         text = (
             f"{self._name} is sharded over {self._replicas.workers} workers "
@@ -380,22 +346,17 @@ class CollectiveEngine(Engine, Pipelined, Together):
             )
             return
         self._compare(_UPDATE)
-        # No table is trained in a step that finds no room for another's keys.
+        # No table is trained if there is no room for another's keys.
         after = graphs.here(residuals.after if self.gives_rows else [])
         replica = residuals.replica
         counted = self._replicas.counting(replica, self._traffic[replica])
         with tf.control_dependencies(after), counted:
-            contributions = self._contributions(residuals, gradients)
-            shard = self._shards[replica]
-            trained = {
-                name: of_table
-                for name, of_table in contributions.items()
-                if shard.trains(name)
-            }
-            shard.update(
-                trained,
+            self._shards[replica].update(
+                self._contributions(residuals, gradients),
                 residuals.after,
-                self._norms.factors(functools.partial(self._total, replica)),
+                norm_factors(
+                    self.optimizers, functools.partial(self._total, replica)
+                ),
             )
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
@@ -406,16 +367,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        """Gathers a shard's gradient contributions from all replicas.
-
-        Args:
-            residuals: the residuals of `_lookup`.
-            gradients: each feature's, [count, dim] float32.
-
-        Returns:
-            The contributions to the replica's shard, by table; at least those
-            of the tables that are trained.
-        """
+        """Gathers a shard's gradients from all replicas, by table."""
 
     @property
     def deferred(self) -> list[DeferredUpdate]:
@@ -426,10 +378,9 @@ class CollectiveEngine(Engine, Pipelined, Together):
             shard.drop_deferred()
 
     def apply_deferred(self) -> None:
-        replica = None
-        if tf.distribute.in_cross_replica_context() is False:
+        shards = self._shards
+        if not tf.distribute.in_cross_replica_context():
             replica = self._replicas.current(self._name)
-        for shard in (
-            self._shards if replica is None else [self._shards[replica]]
-        ):
+            shards = shards if replica is None else [shards[replica]]
+        for shard in shards:
             shard.apply_deferred()

@@ -1,7 +1,7 @@
 """The replicas that hold tables by columns: whole, or cut into slices.
 
-A table that is placed by "table" is one slice, on one replica. By "column" it
-is cut into slices of equally many columns, each on a replica of its own.
+placement="table" makes one slice, on one replica. placement="column" makes
+slices of equally many columns, each on a replica of its own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,13 @@ from collections.abc import Sequence
 
 from tfrs_embed.configs.tables import TableSpec
 
-#: A narrower slice costs as much to look up as one of so many columns.
+#: Looking up a narrower slice takes as long as this width.
 NARROWEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnSlices:
-    """A table's slices.
-
-    Attributes:
-        table: the table.
-        ranks: the rank of each slice's replica, from the first column on.
-    """
+    """A table's slices, with their replicas' ranks in the order of columns."""
 
     table: TableSpec
     ranks: tuple[int, ...]
@@ -33,7 +28,7 @@ class ColumnSlices:
         return self.table.dim // len(self.ranks)
 
     def on(self, rank: int) -> TableSpec | None:
-        """The slice that a replica holds, as a table; None: it holds none."""
+        """A replica's slice, as a table; None: it has none."""
         if rank not in self.ranks:
             return None
         return dataclasses.replace(self.table, dim=self.width)
@@ -44,15 +39,10 @@ class ColumnSlices:
 
 
 def most_slices(dim: int, world: int) -> int:
-    """The slices that a table is cut into by "column", unless a plan says.
+    """The number of slices of placement="column" without a plan.
 
-    Args:
-        dim: the width of the table's rows.
-        world: the number of replicas.
-
-    Returns:
-        The largest power of two that is no more than the replicas, and divides
-        the width into slices of `NARROWEST` columns or more; at least 1.
+    It is the largest power of two up to `world` that divides `dim` into slices
+    of at least `NARROWEST` columns; at least 1.
     """
     count = 1
     while (
@@ -65,49 +55,42 @@ def most_slices(dim: int, world: int) -> int:
 
 
 def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
-    """Finds replicas for tables.
+    """Assigns replicas to the slices of tables placed by "table" or "column".
 
-    Those that a plan has found none for go, the largest first, to the replicas
-    that hold the fewest numbers so far, of these to those of the lowest rank.
-
-    Args:
-        tables: the tables, each placed by "table" or "column".
-        world: the number of replicas.
-
-    Returns:
-        The slices of each table.
+    Tables without ranks from a plan go, the largest first, to the replicas
+    with the fewest numbers so far; of equals, to those of the lowest rank.
 
     Raises:
         ValueError: a table's ranks are not of these replicas, or its columns
-            can't be shared out among them.
+            can't be shared out evenly among them.
     """
     loads = [0] * world
     found: dict[str, ColumnSlices] = {}
+
+    def add(table: TableSpec, ranks: Sequence[int]) -> None:
+        slices = found[table.name] = ColumnSlices(table, tuple(ranks))
+        for rank in ranks:
+            loads[rank] += table.vocabulary_size * slices.width
+
     for table in tables:
         if table.ranks:
             _check(table, world)
-            _add(found, loads, ColumnSlices(table, table.ranks))
+            add(table, table.ranks)
     free = [table for table in tables if not table.ranks]
-    # sorted() keeps the order of equal ones.
+    # sorted() is stable.
     for table in sorted(free, key=lambda t: -t.vocabulary_size * t.dim):
         count = (
             1 if table.placement == "table" else most_slices(table.dim, world)
         )
         emptiest = sorted(range(world), key=lambda rank: loads[rank])
-        _add(found, loads, ColumnSlices(table, tuple(emptiest[:count])))
+        add(table, emptiest[:count])
     return [found[table.name] for table in tables]
 
 
 def require_uncut(table: TableSpec, count: int, needs: str | None) -> None:
-    """Requires that a table is one slice, if its optimizer needs whole rows.
+    """Raises a ValueError if a cut table's optimizer needs whole rows.
 
-    Args:
-        table: the table.
-        count: the number of its slices.
-        needs: what of its optimizer needs them; None: nothing.
-
-    Raises:
-        ValueError: it is cut.
+    `needs` is the part of the optimizer that does; None: nothing does.
     """
     if count > 1 and needs:
         raise ValueError(
@@ -121,7 +104,7 @@ def _check(table: TableSpec, world: int) -> None:
     ranks = table.ranks
     if len(set(ranks)) < len(ranks) or not all(0 <= r < world for r in ranks):
         raise ValueError(
-            f"Table '{table.name}': its ranks must be different ones from 0 to "
+            f"Table '{table.name}': its ranks must be unique, from 0 to "
             f"{world - 1}, got {list(ranks)}."
         )
     if table.dim % len(ranks):
@@ -129,12 +112,3 @@ def _check(table: TableSpec, world: int) -> None:
             f"Table '{table.name}': {table.dim} columns can't be shared out "
             f"evenly among {len(ranks)} replicas."
         )
-
-
-def _add(
-    found: dict[str, ColumnSlices], loads: list[int], slices: ColumnSlices
-) -> None:
-    table = slices.table
-    found[table.name] = slices
-    for rank in slices.ranks:
-        loads[rank] += table.vocabulary_size * slices.width

@@ -1,4 +1,4 @@
-"""Several engines as one, each of which holds some of the tables."""
+"""Several engines as one; each holds some of the tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
+    LookupCall,
     Pipelined,
     Together,
 )
@@ -23,34 +23,23 @@ from tfrs_embed.storage.composite_step import CompositeStep
 
 
 class CompositeEngine(Engine, Pipelined, FixedBatches):
-    """Looks features up in, and trains, the tables of several engines.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        engines: the engines. Each table is held by one, which was made with
-            those of the features that are looked up in its tables, in this
-            order.
-        options: those that the engines were made with.
+    """Looks features up in the tables of several engines, and trains these.
 
     Raises:
         ValueError: tables that share a `global_clipnorm` are of two engines.
     """
 
     def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        engines: Sequence[Engine],
-        options: EngineOptions,
+        self, options: EngineOptions, engines: Sequence[Engine]
     ) -> None:
         require_together([e.optimizers for e in engines])
-        optimizers = {k: o for e in engines for k, o in e.optimizers.items()}
-        super().__init__(features, optimizers, options)
+        super().__init__(options)
         for engine in engines:
             self.states.update(engine.states)
         self._engines = tuple(engines)
-        # The places of each engine's features.
+        # The indices of each engine's features.
         self._places = [
-            [i for i, f in enumerate(features) if f.table.name in e.states]
+            [i for i, f in enumerate(self.features) if f.table.name in e.states]
             for e in engines
         ]
         self._step: CompositeStep | None = None
@@ -99,32 +88,20 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
         return all(e.has_whole_tables for e in self._engines)
 
     @property
-    def gives_rows(self) -> bool:
-        return any(e.gives_rows for e in self._engines)
-
-    @property
     def together(self) -> Together | None:
         able = [e.together for e in self._engines if e.together is not None]
-        # All of a strategy's replicas decide by the same collective.
+        # All engines of a strategy decide with the same collective.
         return max(able, key=lambda e: e.begins_early, default=None)
 
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
-        activations: list[Any] = [None] * len(bags)
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
+        activations: list[Any] = [None] * len(call.bags)
         residuals = []
         deciding: Any = self.together
         for engine, places in zip(self._engines, self._places, strict=True):
-            found, residual = engine.lookup(
-                [bags[i] for i in places],
-                training,
-                dtype,
-                begun if engine is deciding else None,
-            )
+            mine = call._replace(bags=[call.bags[i] for i in places])
+            if engine is not deciding:
+                mine = mine._replace(begun=None)
+            found, residual = engine.lookup(mine)
             for i, vectors in zip(places, found, strict=True):
                 activations[i] = vectors
             residuals.append(residual)
@@ -133,13 +110,8 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """See the base class.
-
-        Raises:
-            RuntimeError: the lookup was not made where the tables are trained.
-        """
         by_engine, activations = residuals
-        # No table is trained in a step that finds no room for another's keys.
+        # No table is trained if there is no room for another's keys.
         with tf.control_dependencies(activations if self.gives_rows else []):
             for engine, places, residual in zip(
                 self._engines, self._places, by_engine, strict=True
@@ -147,7 +119,6 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
                 engine.apply_gradients(residual, [gradients[i] for i in places])
 
     def traffic(self) -> list[Traffic]:
-        """The sums of all engines."""
         counted = [t for t in (e.traffic() for e in self._engines) if t]
         return [
             Traffic(

@@ -1,11 +1,10 @@
 """Tables that every replica of a strategy has a copy of.
 
-Lookups stay on their replica. An update is made of all replicas' gradients by
-each of them, from the same numbers in the same order, so that the copies stay
-equal bit for bit. Gradients that are sent in fewer bits are rounded before, by
-each replica its own, and all of them use the rounded ones, their own too.
-Tables of one width are exchanged together: their rows are numbered one table
-after the other.
+Lookups are local. Each replica makes the same update from all replicas'
+gradients, in the same order, so that the copies stay equal bit for bit. Where
+gradients are sent in fewer bits, each replica rounds its own before, and uses
+the rounded ones too. Tables of one width are exchanged together: their rows are
+numbered one table after the other.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
-from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.ops import backend
+from tfrs_embed.engines.engine import LookupCall
+from tfrs_embed.engines.table_group import by_kind
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part
 
-# The collective channels of a group: its keys' and its gradients'.
+# The channels of a group: one for keys, one for gradients.
 _CHANNELS = 2
 
 
@@ -47,20 +46,11 @@ def collectives(most: Mapping[int, float], element: int) -> list[Collective]:
 
 
 class DataParallelEngine(CollectiveEngine):
-    """Keeps a copy of each table on every replica of a strategy.
-
-    Each replica looks up its own part of the global batch. Gradients are summed
-    over the replicas: an update is of the rows that any of them looked up, and
-    all must make it together.
-    """
+    """Keeps a copy of each table on every replica of a strategy."""
 
     def _build(self) -> None:
-        trained = [
-            state.spec
-            for name, state in self.states.items()
-            if self.optimizers[name] is not None
-        ]
-        # A copy is all of a table, as a shard is that is alone.
+        trained = [t for t in self.tables if self.optimizers[t.name]]
+        # A copy is numbered like the only shard of a table.
         self._groups = by_kind(
             lambda table: table.dim, trained, self.features, world=1
         )
@@ -77,7 +67,7 @@ class DataParallelEngine(CollectiveEngine):
     def _initial_blocks(
         self, table: TableSpec
     ) -> Iterable[tuple[int, tf.Tensor]]:
-        """See the base class; those of the worker of rank 0.
+        """The initial rows of the worker of rank 0.
 
         An initializer without a seed gives each worker its own values.
         """
@@ -100,42 +90,41 @@ class DataParallelEngine(CollectiveEngine):
         return {
             "replicas": None,
             "copied": True,
-            # Lookups outside of replicas read the first, but apply deferred
-            # updates to all.
+            # Lookups outside of replicas read the first copy, but apply
+            # deferred updates to all.
             "exported": shards if self._pipelined else shards[:1],
         }
 
-    def _table_names(self) -> list[str]:
-        return [f.table.name for f in self.features]
-
     def _lookup(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType,
-        begun: Any,
+        self, replica: int, call: LookupCall
     ) -> tuple[list[tf.Tensor], Residuals]:
+        bags, names = call.bags, [f.table.name for f in self.features]
         activations = self._shards[replica].lookup(
-            self._table_names(), bags, training, dtype
+            names, bags, call.training, call.dtype
         )
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         self.apply_deferred()
-        return self._shards[0].lookup(
-            self._table_names(), bags, training=False, dtype=tf.float32
-        )
+        names = [f.table.name for f in self.features]
+        return self._shards[0].lookup(names, bags, False, tf.float32)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        replica = residuals.replica
-        sums = [
-            self._sum_here(replica, group, residuals.bags, gradients)
-            for group in self._groups
-        ]
+        replica, sums = residuals.replica, []
+        operations = self._replicas.operations(replica, training=True)
+        for group in self._groups:
+            routed = operations.route(group.keys(residuals.bags), 1)
+            summed = operations.sum_gradients_by_row(
+                group.select(gradients),
+                group.select(residuals.bags),
+                routed.index,
+                tf.size(routed.row),
+                self._wire.dtype,
+            )
+            sums.append((routed.row, summed))
         if not sums:
             return {}
         longest = self._replicas.max(
@@ -154,32 +143,9 @@ class DataParallelEngine(CollectiveEngine):
         return contributions
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
-        # All have all rows. Sums of many terms may differ in their last bits
-        # between machines, and copies must not.
+        # All replicas have all rows; the maximum makes their sums, which may
+        # differ in the last bits, equal.
         return self._replicas.max(replica, values, self._norms_channel)
-
-    def _sum_here(
-        self,
-        replica: int,
-        group: TableGroup,
-        bags: Sequence[BaggedIds],
-        gradients: Sequence[tf.Tensor],
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums a replica's own gradients row by row.
-
-        Returns:
-            The group's rows that the replica looked up, [n] int64 and unique,
-            and their gradients, [n, dim] of the wire's dtype.
-        """
-        operations = backend.of(self._shards[replica].device, training=True)
-        routed = operations.route(group.keys(bags), 1)
-        return routed.row, operations.sum_gradients_by_row(
-            group.select(gradients),
-            group.select(bags),
-            routed.index,
-            tf.size(routed.row),
-            self._wire.dtype,
-        )
 
     def _gather_all(
         self,
@@ -189,19 +155,19 @@ class DataParallelEngine(CollectiveEngine):
         rows: tf.Tensor,
         gradients: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Gathers the rows' gradients of all replicas.
+        """Gathers the gradients, [n, dim], of unique rows of all replicas.
 
         Args:
             replica: the local replica.
             channel: the first of the group's channels.
             longest: scalar int64, the most rows that any replica has.
-            rows: [n] int64, this replica's rows, unique.
-            gradients: [n, dim] of the wire's dtype.
+            rows: [n] int64.
+            gradients: of the wire's dtype.
 
         Returns:
-            Those of all replicas, rank after rank; without kernels their sums.
-            The rows, [n] int64; [n] int32, ascending, the places of their
-            gradients; and these, [m, dim] float32.
+            All rows, rank after rank; [n] int32, ascending, the indices of
+            their gradients; and these, [m, dim] float32, without kernels summed
+            by row.
         """
         capacity, bucket = bucket_of(longest)
         padding = [0, capacity - tf.size(rows)]
@@ -213,15 +179,14 @@ class DataParallelEngine(CollectiveEngine):
             replica, gradients, channel + 1, bucket
         )
         gradients = self._wire.decode(gradients)
-        # The kernels add up a row's gradients in the order that they are given,
-        # whatever the number of threads: all copies stay equal.
-        if backend.of(self._shards[replica].device, training=True).compiled:
+        # Kernels add a row's gradients in the given order with any number of
+        # threads, so that all copies stay equal.
+        if self._replicas.operations(replica, training=True).compiled:
             places = tf.where(rows >= 0)[:, 0]
             rows = tf.gather(rows, places)
             return rows, tf.cast(places, tf.int32), gradients
-        # One rank after the other, none of which has a row twice: nothing is
-        # left to chance, as GPUs leave the order of a segment sum's terms. The
-        # first sum is that of the padding's zeros.
+        # Rank after rank, each with unique rows: the order of terms in GPUs'
+        # segment sums is random. The first sum is that of the padding.
         unique, index = tf.unique(
             tf.concat([tf.constant([-1], tf.int64), rows], 0)
         )
@@ -234,7 +199,7 @@ class DataParallelEngine(CollectiveEngine):
         return unique[1:], tf.range(tf.size(unique) - 1), total[1:]
 
     def _taker(self, block: tf.Tensor, channel: int, bucket: int) -> TracedOnce:
-        """A function of a block like this: returns that of rank 0's worker."""
+        """Makes a function that returns a block of this shape from rank 0."""
 
         def take(block: tf.Tensor) -> tf.Tensor:
             gathered = [

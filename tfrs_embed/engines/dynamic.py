@@ -1,4 +1,4 @@
-"""Tables whose keys come and go, on one device."""
+"""Tables with `DynamicKeys` on one device."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import tensorflow as tf
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.compat.strategies import refuse_in_xla
-from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution import replicas
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import LookupCall
+from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.one_device import OneDeviceEngine
-from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.dynamic import DynamicTable
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
 from tfrs_embed.storage.key_table import Found
@@ -30,13 +28,7 @@ from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 
 
 class _Group(NamedTuple):
-    """Tables of one width whose keys are worked on together.
-
-    Attributes:
-        group: the tables, and the places of their features.
-        tables: their rows.
-        trained: whether they are.
-    """
+    """Tables of one width that are all trained, or all not."""
 
     group: TableGroup
     tables: KeyedShards
@@ -45,65 +37,25 @@ class _Group(NamedTuple):
     def split(
         self, rows: tf.Tensor, bags: Sequence[BaggedIds]
     ) -> dict[int, tf.Tensor]:
-        """The rows of each feature's ids, by the feature's place."""
+        """The rows of each feature's ids, by the feature's index."""
         parts = split_by_bags(rows, self.group.select(bags))
         return dict(zip(self.group.features, parts, strict=True))
 
 
 class _Residuals(NamedTuple):
-    """The results of a lookup that its update needs.
-
-    Attributes:
-        bags: each feature's bags of keys.
-        reserved: the rows of each trained group's keys, feature after feature.
-    """
+    """Each feature's bags of keys, and the rows of trained groups' keys."""
 
     bags: list[BaggedIds]
     reserved: list[tuple[_Group, Reservation]]
 
 
-class EngineOfKeys(Engine):
-    """Holds tables with `DynamicKeys`.
+class DynamicEngine(OneDeviceEngine):
+    """Holds tables with `DynamicKeys` on one device.
 
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained: its keys get no rows.
-        options: the other arguments.
-
-    Raises:
-        NotImplementedError: the updates are to be pipelined.
+    Keys of untrained tables get no rows.
     """
 
     _State = DynamicTable
-    states: dict[str, Any]
-
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        if options.pipelined:
-            raise NotImplementedError(
-                f"{options.name}: tables with DynamicKeys can't be pipelined: "
-                "a key's row has to be there before the next step looks it up. "
-                "Leave pipeline_execution_with_tensor_core out."
-            )
-        super().__init__(features, optimizers, options)
-
-    @property
-    def has_whole_tables(self) -> bool:
-        return False
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-
-class DynamicEngine(EngineOfKeys, OneDeviceEngine):
-    """Holds each table on one device, and gives its rows to keys."""
-
     _groups: Sequence[_Group] = ()
 
     def build(self) -> None:
@@ -112,9 +64,10 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             self._shard.build(lambda table: rows_at_first(table, 1))
             shards = {}
             for name, state in self.states.items():
+                assert isinstance(state, DynamicTable)
                 [shards[name]] = state.expose(
                     self._name,
-                    [self._shard.store(name)],
+                    [self._shard.stores[name]],
                     replicas.of(self._strategy),
                     self._strategy,
                     self.step,
@@ -124,29 +77,22 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
 
     def _make_groups(self, shards: Mapping[str, KeyedShard]) -> list[_Group]:
         """Groups the tables that are alike in width, and in being trained."""
-        return [
-            _Group(
-                group,
-                KeyedShards([shards[t.name] for t in group.tables]),
-                self.optimizers[group.tables[0].name] is not None,
-            )
-            for group in by_kind(
-                lambda t: (t.dim, self.optimizers[t.name] is not None),
-                [state.spec for state in self.states.values()],
-                self.features,
-                world=1,
-                keyed=True,
-            )
-        ]
+        found = []
+        for group in by_kind(
+            lambda t: (t.dim, self.optimizers[t.name] is not None),
+            self.tables,
+            self.features,
+            world=1,
+            keyed=True,
+        ):
+            tables = KeyedShards([shards[t.name] for t in group.tables])
+            trained = self.optimizers[group.tables[0].name] is not None
+            found.append(_Group(group, tables, trained))
+        return found
 
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         refuse_to_trace(self._name)
+        bags, training = call.bags, call.training
         step = tf.convert_to_tensor(self.step) + 1
         found, trained, requests = [], [], []
         for group in self._groups:
@@ -168,13 +114,13 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             for i, part in group.split(of_group, bags).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
-            [f.table.name for f in self.features], located, training, dtype
+            [f.table.name for f in self.features], located, training, call.dtype
         )
         if not training:
             activations = self._check_read(found, bags, activations)
-        # Vectors that went through a branch could not be written to their
-        # places in a concatenation at once: a training step relies on being the
-        # only one.
+        # Without `_check_read`, whose branch would prevent writing vectors into
+        # a concatenation in place. No other thread changes rows in a training
+        # step.
         return activations, _Residuals(list(bags), reserved)
 
     def _check_read(
@@ -183,15 +129,9 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         bags: Sequence[BaggedIds],
         activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Reads again if rows were given to other keys while they were read.
+        """Reads again if rows were given to other keys meanwhile.
 
-        Args:
-            found: the rows of each group's keys.
-            bags: each feature's bags of keys.
-            activations: each feature's vectors, as they were read.
-
-        Returns:
-            Each feature's vectors; that of a key without a row is zeros.
+        Returns each feature's vectors; zeros for a key without a row.
         """
         with tf.control_dependencies(graphs.here(activations)):
             changed = tf.add_n(
@@ -212,9 +152,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         return checked
 
     def _read_again(
-        self,
-        found: Sequence[tuple[_Group, Found]],
-        bags: Sequence[BaggedIds],
+        self, found: Sequence[tuple[_Group, Found]], bags: Sequence[BaggedIds]
     ) -> list[tf.Tensor]:
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
@@ -236,8 +174,8 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         bags, reserved = residuals
         made = concat_gradients.find(gradients)
         found = [rows.rows for _, rows in reserved]
-        # Not in a step whose loss, or its gradient, fails, nor where there is
-        # no room for another table's keys.
+        # Not if the loss or its gradient fails, or if there is no room for
+        # another table's keys.
         with tf.control_dependencies(graphs.here([*made.matrices, *found])):
             committed = commit([rows for _, rows in reserved])
         contributions: dict[str, GradientContributions] = {}
@@ -247,20 +185,12 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
                 located = bags[i]._replace(ids=part)
                 add_bags(contributions, name, located, gradients[i])
         self._shard.update(
-            contributions, [*found, *committed], self._norms.factors()
+            contributions, [*found, *committed], norm_factors(self.optimizers)
         )
 
 
 def refuse_to_trace(name: str) -> None:
-    """Refuses lookups where a key's row can't be found.
-
-    Args:
-        name: whose tables these are.
-
-    Raises:
-        NotImplementedError: inside XLA.
-        RuntimeError: in a SavedModel, where the keys are not.
-    """
+    """Raises an error in XLA and in SavedModels, which have no keys."""
     refuse_in_xla("Tables with DynamicKeys")
     if save_context.in_save_context():
         raise RuntimeError(

@@ -1,7 +1,8 @@
-"""Tables whose keys come and go, spread over the replicas of a strategy."""
+"""Tables with `DynamicKeys`, spread over the replicas of a strategy."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,20 +13,11 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.distribution.row_exchange import (
-    COUNTS,
-    Received,
-    RowExchange,
-)
-from tfrs_embed.distribution.wire import Wire
+from tfrs_embed.distribution.row_exchange import COUNTS, Received, RowExchange
 from tfrs_embed.engines.collective import NEW_KEYS
-from tfrs_embed.engines.dynamic import (
-    EngineOfKeys,
-    refuse_to_trace,
-)
+from tfrs_embed.engines.dynamic import refuse_to_trace
 from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
-from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
@@ -37,48 +29,32 @@ from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 from tfrs_embed.storage.state import TableState
 
 
+@dataclasses.dataclass
 class KeyedLookup(RowLookup):
     """Finds keys' rows on a shard, gives rows to new ones, and reads them.
 
-    A group's tables are all trained, or none is.
+    A group's tables are all trained, or all not.
 
-    Args:
-        name: whose tables these are, for errors.
-        replicas: the replicas.
-        shards: those of this process's replicas.
+    Attributes:
         rows: each table's shards of keys, by its name.
         trained: the names of the tables whose new keys get rows.
-        exchange: the exchange of keys.
-        wire: what float32 rows are sent as.
-        agree: returns the replicas that give rows to new keys together.
+        agree: returns the consensus on giving rows to new keys.
     """
 
-    def __init__(
-        self,
-        name: str,
-        replicas: Replicas,
-        shards: Sequence[Shard],
-        rows: Mapping[str, Sequence[KeyedShard]],
-        trained: Sequence[str],
-        exchange: RowExchange,
-        wire: Wire,
-        agree: Callable[[], ReplicaConsensus | None],
-    ) -> None:
-        super().__init__(shards, wire)
-        self._name = name
-        self._replicas = replicas
-        self._rows = rows
-        self._trained = frozenset(trained)
-        self._exchange = exchange
-        self._agree = agree
+    name: str
+    replicas: Replicas
+    rows: Mapping[str, Sequence[KeyedShard]]
+    trained: Sequence[str]
+    exchange: RowExchange
+    agree: Callable[[], ReplicaConsensus | None]
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
-        refuse_to_trace(self._name)
-        return key_shards.numbers_of(ids, self._replicas.world)
+        refuse_to_trace(self.name)
+        return key_shards.numbers_of(ids, self.replicas.world)
 
     def _ids(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
         """The ids that were sent to a shard, from their keys' quotients."""
-        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        world, rank = self.replicas.world, self.replicas.ranks[replica]
         return key_shards.keys_of(quotients * world + rank, world)
 
     def look_up(
@@ -87,7 +63,7 @@ class KeyedLookup(RowLookup):
         found = asked._replace(received=self._find(replica, asked, training))
         rows = super().look_up(replica, found, training)[1]
         for i, each in found.received.items():
-            # A training step relies on being the only one.
+            # No other thread changes rows in a training step.
             if isinstance(each.keyed, Found):
                 tables = self._tables(replica, asked.groups[i]).key_tables
                 rows[i] = tables.check_vectors(each.keyed, rows[i])
@@ -102,7 +78,8 @@ class KeyedLookup(RowLookup):
         for i, each in asked.received.items():
             group = asked.groups[i]
             keys = self._ids(replica, each.rows)
-            if training and self._is_trained(group):
+            # A group's tables are all trained, or all not.
+            if training and group.tables[0].name in self.trained:
                 trained[i] = keys
             else:
                 tables = self._tables(replica, group).key_tables
@@ -122,13 +99,9 @@ class KeyedLookup(RowLookup):
     ) -> dict[int, Reservation]:
         """Reserves rows for the keys of groups that are trained."""
         received = {i: asked.received[i] for i in keys}
-        counts = self._exchange.send(
-            replica,
-            received,
-            {i: _occurrences(asked.routes[i]) for i in keys},
-            COUNTS,
-        )
-        step = tf.convert_to_tensor(self._shards[replica].step) + 1
+        occurrences = {i: _occurrences(asked.routes[i]) for i in keys}
+        counts = self.exchange.send(replica, received, occurrences, COUNTS)
+        step = tf.convert_to_tensor(self.shards[replica].step) + 1
         requests = [
             Request(
                 self._tables(replica, asked.groups[i]),
@@ -139,12 +112,12 @@ class KeyedLookup(RowLookup):
             )
             for i, mine in keys.items()
         ]
-        return dict(zip(keys, reserve(requests, self._agree()), strict=True))
+        return dict(zip(keys, reserve(requests, self.agree()), strict=True))
 
     def contributions(
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        # Not in a step whose loss, or its gradient, fails.
+        # Not if the loss or its gradient fails.
         with tf.control_dependencies(list(gradients.values())):
             reserved = {
                 i: each.keyed
@@ -166,39 +139,37 @@ class KeyedLookup(RowLookup):
             replica, asked._replace(received=trained), gradients
         )
 
-    def _is_trained(self, group: TableGroup) -> bool:
-        """Whether a group's new keys get rows; all of its tables are alike."""
-        return group.tables[0].name in self._trained
-
     def _tables(self, replica: int, group: TableGroup) -> KeyedShards:
-        """The shards of a group's tables, of a replica."""
-        return KeyedShards([self._rows[t.name][replica] for t in group.tables])
+        """A replica's shards of a group's tables."""
+        return KeyedShards([self.rows[t.name][replica] for t in group.tables])
 
     def read_outside(
         self, replica: int, table: str, rows: tf.Tensor
     ) -> tf.Tensor:
-        shard = self._rows[table][replica]
+        shard = self.rows[table][replica]
         return shard.read(shard.key_table.look_up(self._ids(replica, rows)))
 
 
-class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
+class DynamicShardedEngine(RowWiseEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
     Each shard has rows for vocabulary_size / replicas keys and evicts by
     itself.
     """
 
+    _State = DynamicTable
+
     def _build(self) -> None:
-        # A key's shard is that of its hash.
+        # A key's shard depends only on its hash.
         self._first_shards = dict.fromkeys(self.states, 0)
-        # By table, each local replica's.
+        # By table, the shards of local replicas.
         self._rows: dict[str, Sequence[KeyedShard]] = {}
         super()._build()
 
     def _make_groups(self) -> list[TableGroup]:
         return by_kind(
             lambda t: (t.dim, t.dtype, self.optimizers[t.name] is not None),
-            [state.spec for state in self.states.values()],
+            self.tables,
             self.features,
             self._replicas.world,
             keyed=True,
@@ -206,13 +177,13 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
 
     def _make_lookup(self) -> RowLookup:
         return KeyedLookup(
+            self._shards,
+            self._wire,
             self._name,
             self._replicas,
-            self._shards,
             self._rows,
             [t for t, optimizer in self.optimizers.items() if optimizer],
             self._row_exchange,
-            self._wire,
             functools.partial(self._consensus_on, NEW_KEYS),
         )
 
@@ -227,7 +198,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         name = state.spec.name
         self._rows[name] = state.expose(
             self._name,
-            [shard.store(name) for shard in self._shards],
+            [shard.stores[name] for shard in self._shards],
             self._replicas,
             self._strategy,
             self._shards[0].step,
@@ -237,7 +208,5 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
 def _occurrences(routed: Route) -> tf.Tensor:
     """How often each unique key of a replica occurs, [u] int64."""
     return tf.math.unsorted_segment_sum(
-        tf.ones_like(routed.index, tf.int64),
-        routed.index,
-        tf.size(routed.row),
+        tf.ones_like(routed.index, tf.int64), routed.index, tf.size(routed.row)
     )

@@ -4,68 +4,68 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.state import TableState
+
+
+class LookupCall(NamedTuple):
+    """The arguments of a lookup.
+
+    Attributes:
+        bags: each feature's bags, in the order of the engine's features.
+        training: whether the tables are about to be updated.
+        dtype: the dtype that the activations will be cast to.
+        begun: the part of the lookup that the consensus on these bags has done
+            already; None: nothing.
+    """
+
+    bags: Sequence[BaggedIds]
+    training: bool
+    dtype: tf.DType
+    begun: Any = None
 
 
 class Engine(abc.ABC):
     """Looks ids up in tables, and trains the tables.
 
-    Layers make an engine when they are made, and build it when they know what
-    `build` needs, under their strategy. `lookup` and `apply_gradients` are for
-    built engines.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        options: the other arguments.
+    Layers construct an engine, and call `build` under their strategy as soon as
+    it has all it needs. `lookup` and `apply_gradients` need a built engine.
 
     Attributes:
-        features: the features, in the order of each call.
-        optimizers: each table's optimizer or None, by the table's name.
-        states: each table's state by the table's name. Building the engine
-            adds the variables, each of which is a `tf.Variable` or, where the
-            table is in parts, has those members of one that see it whole.
+        features: the features, in the order of each call's bags.
+        tables: their tables, in the order of their first features.
+        optimizers: each table's optimizer by the table's name; None: the table
+            is not trained.
+        states: each table's state by the table's name. `build` adds the
+            variables: `tf.Variable`s, or objects like one for tables in parts.
     """
 
     _State: type[TableState] = TableState
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self._name = options.name
         self._strategy = options.strategy
         self._pipelined = options.pipelined
-        self.features = tuple(features)
-        self.optimizers = optimizers
-        self.states: dict[str, TableState] = {}
-        for feature in features:
-            table = feature.table
-            if table.name not in self.states:
-                self.states[table.name] = self._State(
-                    table, optimizers[table.name]
-                )
+        self.features = tuple(options.features)
+        tables = {f.table.name: f.table for f in self.features}
+        self.tables = tuple(tables.values())
+        self.optimizers = {name: options.optimizers[name] for name in tables}
+        self.states = {
+            name: self._State(table, self.optimizers[name])
+            for name, table in tables.items()
+        }
 
     @abc.abstractmethod
     def build(self) -> None:
-        """Creates the variables.
-
-        Where a strategy's replicas build a layer, each of them calls this: the
-        first call creates the variables, the others do nothing.
+        """Creates the variables; a second call does nothing.
 
         Raises:
             ValueError: a batch has to be seen first; see `FixedBatches`.
@@ -80,55 +80,41 @@ class Engine(abc.ABC):
     @property
     @abc.abstractmethod
     def step(self) -> Any:
-        """The number of updates made, a scalar int64.
+        """The number of updates made, a scalar int64; None before `build`.
 
-        A variable, or an object that has a variable's `numpy`, `assign` and
-        conversion to a tensor; None before `build`.
+        A variable, or an object with a variable's `numpy` and `assign`.
         """
 
     @property
     def has_whole_tables(self) -> bool:
         """Whether each table is one `tf.Variable`, as Keras can load them."""
-        return True
+        return not self.gives_rows
 
     @property
     def gives_rows(self) -> bool:
-        """Whether a lookup on a gradient tape is a training step.
+        """Whether training lookups give rows to new keys.
 
-        One that gives rows to keys has to know that before their gradients.
+        Each lookup on a gradient tape is then a training lookup.
         """
-        return False
+        return any(table.keys is not None for table in self.tables)
 
     @property
     def together(self) -> Together | None:
-        """Who decides with the other replicas; None: there are no others."""
+        """Decides with the other replicas; None: there are none."""
         return None
 
     @abc.abstractmethod
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         """Looks up each feature's ids.
-
-        Args:
-            bags: each feature's bags, in the order of `features`.
-            training: whether the tables are about to be updated.
-            dtype: the dtype that the activations will be cast to.
-            begun: what the consensus on these bags has begun of the lookup;
-                None: nothing.
 
         Returns:
             Each feature's activations, [count, dim] or in its bags' layout,
-            float32 or, where that saves a cast, of the dtype; and the
-            residuals, whatever `apply_gradients` needs of the lookup.
+            float32 or, where that saves a cast, of the call's dtype; and the
+            residuals, which `apply_gradients` takes.
 
         Raises:
             ValueError: the batch is larger than the tables were made for.
-            NotImplementedError: tables can't be read where this is.
+            NotImplementedError: tables can't be read in this context.
         """
 
     @abc.abstractmethod
@@ -146,10 +132,7 @@ class Engine(abc.ABC):
         """
 
     def traffic(self) -> list[Traffic]:
-        """The communication of each local replica since `build`.
-
-        Empty if this engine counts none.
-        """
+        """The communication of each local replica since `build`, if counted."""
         return []
 
 
@@ -159,24 +142,15 @@ class Pipelined(abc.ABC):
     @property
     @abc.abstractmethod
     def deferred(self) -> Any:
-        """The variables of deferred updates, once built, to be tracked.
-
-        Returns:
-            A `DeferredUpdate`, or a list of them; None or an empty list: no
-            updates are deferred.
-        """
+        """The `DeferredUpdate`, or a list of them, for tracking; None: none."""
 
     @abc.abstractmethod
     def apply_deferred(self) -> None:
-        """Applies the updates that pipelining has deferred.
-
-        Inside a replica, those of that replica; elsewhere, those of all
-        replicas of this process.
-        """
+        """Applies deferred updates, in a replica only those of that replica."""
 
     @abc.abstractmethod
     def drop_deferred(self) -> None:
-        """Drops the updates that pipelining has deferred."""
+        """Drops deferred updates."""
 
 
 class FixedBatches(abc.ABC):
@@ -189,38 +163,26 @@ class FixedBatches(abc.ABC):
 
     @abc.abstractmethod
     def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
-        """Takes from a call's bags what `build` needs to know.
-
-        Args:
-            bags: each feature's bags, None if the call leaves it out.
-        """
+        """Reads what `build` needs from the features' bags; None: left out."""
 
     @abc.abstractmethod
     def require_all(self, given: Sequence[bool]) -> None:
-        """Requires a call's features to be all of them, if the engine does.
+        """Raises a NotImplementedError if features that it needs are left out.
 
         Args:
-            given: which of the features the call has ids for.
-
-        Raises:
-            NotImplementedError: it does, and some are left out.
+            given: for each feature, whether the call has ids for it.
         """
 
     @abc.abstractmethod
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
-        """Raises the limits of hardware that has them to what a batch needs.
-
-        Args:
-            bags: each feature's bags in a global batch, executing eagerly.
-        """
+        """Raises the hardware's limits to what a global batch's bags need."""
 
 
 class Together(abc.ABC):
     """An engine of several replicas, which look up and decide together.
 
     Attributes:
-        begins_early: whether the consensus on ids finds what their lookup needs
-            of the other replicas too.
+        begins_early: whether the consensus on ids does a part of the lookup.
         local_replicas: the number of replicas that train the tables in this
             process.
     """
@@ -230,36 +192,17 @@ class Together(abc.ABC):
 
     @abc.abstractmethod
     def consensus(self, training: bool = False) -> Consensus | None:
-        """The replicas that look up together, and decide about ids together.
-
-        Args:
-            training: whether the tables are about to be updated.
-
-        Returns:
-            The replicas; None: the one that asks looks up alone.
-        """
+        """The consensus on a lookup's ids; None outside of replicas."""
 
     @abc.abstractmethod
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether a condition holds on all replicas of a step.
-
-        Args:
-            ok: a scalar bool, on this replica.
-
-        Returns:
-            A scalar bool, the same on all replicas.
-        """
+        """Whether a scalar bool is true on all replicas of a step."""
 
 
 def refuse_to_train(text: str) -> None:
-    """Raises that tables are trained by replicas only.
+    """Raises a RuntimeError; in a graph, when it runs.
 
-    Args:
-        text: what to say.
-
-    Raises:
-        RuntimeError: always, when executing eagerly. The gradients' functions
-            are in a SavedModel too, which may not run them.
+    SavedModels have the gradients' functions too, and may never run them.
     """
     if tf.executing_eagerly():
         raise RuntimeError(text)

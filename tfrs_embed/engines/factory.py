@@ -1,20 +1,19 @@
-"""Engines by their kind."""
+"""Makes engines by sharding type."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tfrs_embed.configs.placement import ShardingType
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.optimizers.rules import TableOptimizer
 
-# The module and the class of each type, imported when a table needs it: a
-# program without TPUs never imports SparseCores. A class takes features, the
-# optimizers of their tables by name, and options.
+# The module and the class of each type, which takes `EngineOptions`. Imported
+# when needed: programs without TPUs don't import SparseCores.
 _ENGINES = {
     ShardingType.ONE_DEVICE: ("one_device", "OneDeviceEngine"),
     ShardingType.ROW_WISE: ("row_wise", "RowWiseEngine"),
@@ -29,45 +28,30 @@ _ENGINES = {
 
 
 def make_engine(
-    features: Sequence[FeatureSpec],
-    optimizers: Mapping[str, TableOptimizer | None],
-    sharding: Mapping[str, ShardingType],
-    options: EngineOptions,
+    options: EngineOptions, sharding: Mapping[str, ShardingType]
 ) -> Engine:
     """Makes the engine that holds the tables of features.
 
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        sharding: each table's sharding type by the table's name; not KERAS,
-            which is no engine.
-        options: the other arguments, for all engines.
+    `sharding` has each table's sharding type by name; KERAS has no engine.
 
     Returns:
-        The engine. Tables of several kinds have an engine for each kind,
-        behind this one.
+        The engine of the tables' type, or a composite of an engine per type.
 
     Raises:
         NotImplementedError: an engine doesn't support the strategy.
         ValueError: a table has more rows than an engine takes.
-        RuntimeError: this is not TensorFlow's wheel for TPUs, and SparseCores
-            need it.
+        RuntimeError: SparseCores without TensorFlow's wheel for TPUs.
     """
     by_type: dict[ShardingType, list[FeatureSpec]] = {}
-    for feature in features:
+    for feature in options.features:
         by_type.setdefault(sharding[feature.table.name], []).append(feature)
     engines = [
-        _engine_class(each)(
-            its_features,
-            {f.table.name: optimizers[f.table.name] for f in its_features},
-            options,
-        )
-        for each, its_features in by_type.items()
+        _engine_class(each)(dataclasses.replace(options, features=features))
+        for each, features in by_type.items()
     ]
     if len(engines) == 1:
         return engines[0]
-    return CompositeEngine(features, engines, options)
+    return CompositeEngine(options, engines)
 
 
 def _engine_class(sharding: ShardingType) -> Callable[..., Engine]:

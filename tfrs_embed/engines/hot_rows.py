@@ -1,14 +1,13 @@
 """Copies of the frequent rows of tables that are sharded by row.
 
 Each replica has a copy of a table's hot rows and of their slots, beside its
-shard. It looks them up there, and sends nothing. One all-reduce sums their
-gradients over all replicas. All update their copies by the same numbers, so
-that these stay equal bit for bit; then the rows' owners take over what the
-copies have become. So a shard has all of its rows, as if there were no copies,
-and who reads a table need not know of any.
+shard, and looks them up there without communication. One all-reduce sums their
+gradients over all replicas, so that all copies stay equal bit for bit. Then the
+rows' owners write the updated copies to their shards. A shard therefore always
+has all of its rows, and readers of a table need not know of copies.
 
-A copy is a table of its own to the shard that holds it. Copies of one width are
-numbered one table after the other, each in the order of its rows' keys.
+A copy is a table of its own in its shard. Copies of one width are numbered one
+table after the other, each in the order of its rows' keys.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class HotTable:
 
     Attributes:
         table: the table.
-        copies: their copies, as a table.
-        ids: [n] int64, the row that each copy is of.
+        copies: the table of their copies.
+        ids: [n] int64, the row of each copy.
         owners: [n] int64, the ranks that have these rows in their shards.
-        rows: [n] int64, which rows of these shards they are.
+        rows: [n] int64, the rows' numbers in these shards.
     """
 
     table: TableSpec
@@ -51,12 +50,9 @@ class HotTable:
     def write(
         self, copies: Iterable[tf.Variable], start: int, rows: tf.Tensor
     ) -> None:
-        """Sets copies of those that are among some of the table's rows.
+        """Writes rows of the table, [n, dim] from row `start`, to copies.
 
-        Args:
-            copies: variables of the copies, or of a slot of theirs.
-            start: the first row's index.
-            rows: [n, dim].
+        `copies` are variables of the copies, or of a slot of theirs.
         """
         numbers = self.ids - start
         mine = np.flatnonzero((numbers >= 0) & (numbers < rows.shape[0]))
@@ -73,7 +69,7 @@ class _Group:
 
     Attributes:
         copies: their copies, of which this group numbers the rows.
-        trained: [m] int64, those of these rows that are trained.
+        trained: [m] int64, the trained ones of these rows.
         keys: for each local replica [n] int64, ascending: the rows' keys.
     """
 
@@ -100,14 +96,11 @@ class _Group:
 class HotRows:
     """The copies of hot rows of an engine's tables.
 
-    Args:
-        tables: the engine's tables.
-        optimizers: each table's, by name; None: it is not trained.
-        first_ranks: for each table the rank that has its row 0.
-        world: the number of replicas.
+    `first_ranks` has for each table the rank that has its row 0.
 
     Attributes:
         tables: the tables that have hot rows, by name.
+        groups: the groups of tables that have some, by number.
     """
 
     def __init__(
@@ -119,7 +112,7 @@ class HotRows:
     ) -> None:
         self.tables: dict[str, HotTable] = {}
         self._optimizers = optimizers
-        self._groups: dict[int, _Group] = {}
+        self.groups: dict[int, _Group] = {}
         names = {t.name for t in tables}
         for table in tables:
             if isinstance(table.hot_rows, tuple) and table.hot_rows:
@@ -135,7 +128,7 @@ class HotRows:
 
     @property
     def optimizers(self) -> dict[str, TableOptimizer | None]:
-        """The optimizer of each of these, by its name."""
+        """The copies' optimizers, by the copies' names."""
         return {
             hot.copies.name: self._optimizers[name]
             for name, hot in self.tables.items()
@@ -147,13 +140,7 @@ class HotRows:
         shards: Sequence[Shard],
         groups: Sequence[TableGroup],
     ) -> None:
-        """Prepares for lookups and updates, as the shards are made.
-
-        Args:
-            replicas: the replicas; all workers must do this together.
-            shards: those of the local replicas.
-            groups: the tables by width.
-        """
+        """Prepares for lookups and updates; all workers must together."""
         if not self.tables:
             return
         self._replicas = replicas
@@ -165,7 +152,7 @@ class HotRows:
                 if t.name in self.tables
             ]
             if mine:
-                self._groups[i] = _Group(
+                self.groups[i] = _Group(
                     group, mine, self._optimizers, replicas.devices
                 )
         for hot in self.tables.values():
@@ -189,7 +176,7 @@ class HotRows:
             for i, (rank, shard) in enumerate(zip(ranks, shards, strict=True)):
                 mine = np.flatnonzero(hot.owners == rank)
                 parameters = shard.variables[table][PARAMETERS]
-                # Each row is of one replica; the others add zeros.
+                # One replica has each row; the others add zeros.
                 rows = tf.scatter_nd(
                     mine[:, None],
                     tf.cast(tf.gather(parameters, hot.rows[mine]), tf.float32),
@@ -203,16 +190,12 @@ class HotRows:
             with tf.device(shard.device):
                 copies.assign(tf.cast(rows, copies.dtype))
 
-    def group(self, number: int) -> _Group | None:
-        """A group of tables' hot rows, by its number; None: it has none."""
-        return self._groups.get(number)
-
     @property
     def floats(self) -> int:
         """The numbers that a training step sums over replicas."""
         return sum(
             num_floats(len(group.trained), group.copies.dim)
-            for group in self._groups.values()
+            for group in self.groups.values()
         )
 
     def contributions(
@@ -224,19 +207,16 @@ class HotRows:
             replica: the local replica.
             sums: by group, the hot keys of the replica, and its own gradients'
                 sums of these, [h, dim] float32.
-
-        Returns:
-            The contributions to the copies that any replica looked up.
         """
         if not self.floats:
             return {}
-        groups = {i: g for i, g in self._groups.items() if len(g.trained)}
+        groups = {i: g for i, g in self.groups.items() if len(g.trained)}
         parts, sizes = [], []
         for i, group in groups.items():
             keys, gradients = sums[i]
             number = len(group.keys[0])
             for values in (gradients, tf.ones([tf.size(keys.places), 1])):
-                # All rows, whoever has looked them up: one shape for all.
+                # All hot rows, so that all replicas have one shape.
                 total = tf.scatter_nd(
                     keys.places[:, None], values, [number, values.shape[1]]
                 )
@@ -249,7 +229,7 @@ class HotRows:
         contributions = {}
         for place, group in enumerate(groups.values()):
             gradients, lookups = parts[2 * place : 2 * place + 2]
-            # A row that no replica looked up keeps its slots, too.
+            # Rows that no replica looked up keep their slots.
             touched = rows = tf.where(lookups > 0)[:, 0]
             if len(group.trained) < len(group.keys[0]):
                 rows = tf.gather(group.trained, touched)

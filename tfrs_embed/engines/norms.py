@@ -1,4 +1,4 @@
-"""Clipping of tables' gradients by norms over many rows."""
+"""Clips tables' gradients by norms over many rows."""
 
 from __future__ import annotations
 
@@ -9,77 +9,54 @@ import tensorflow as tf
 from tfrs_embed.optimizers.options import factor
 from tfrs_embed.optimizers.rules import TableOptimizer
 
-#: Takes the sums of squares of tables' gradients on one shard, by table, and
-#: returns what the gradient of each table with a norm is multiplied by.
+#: Takes the sums of squares of gradients on one shard, by table; returns the
+#: factor for the gradients of each table with a norm.
 Factors = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
-class Norms:
-    """The norms by which the gradients of an engine's tables are clipped.
+def norm_factors(
+    optimizers: Mapping[str, TableOptimizer | None],
+    total: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> Factors | None:
+    """The function that clips a step's gradients; None: no table has a norm.
 
     Args:
         optimizers: each table's optimizer by name; None: it is not trained.
+        total: sums [tables] float32 over all shards; None: there is one.
     """
+    clipped = {
+        name: optimizer
+        for name, optimizer in optimizers.items()
+        if optimizer is not None and optimizer.options.norm is not None
+    }
+    if not clipped:
+        return None
 
-    def __init__(self, optimizers: Mapping[str, TableOptimizer | None]) -> None:
-        self._optimizers = {
-            name: optimizer
-            for name, optimizer in optimizers.items()
-            if optimizer is not None and optimizer.options.norm is not None
-        }
+    def factors(squares: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        # A shard may have no part of a table.
+        all_squares = tf.stack([squares.get(t, 0.0) for t in clipped])
+        if total is not None:
+            all_squares = total(all_squares)
+        by_table = dict(zip(clipped, tf.unstack(all_squares), strict=True))
+        found = {}
+        for table, optimizer in clipped.items():
+            together = [table]
+            if optimizer.options.clipnorm is None:  # It is a global_clipnorm.
+                together = [t for t, o in clipped.items() if o is optimizer]
+            square = tf.add_n([by_table[t] for t in together])
+            found[table] = factor(square, optimizer.options.norm or 0.0)
+        return found
 
-    def factors(
-        self, total: Callable[[tf.Tensor], tf.Tensor] | None = None
-    ) -> Factors | None:
-        """What clips the gradients of a step; None: no table has a norm.
-
-        Args:
-            total: sums numbers, [tables] float32, over all shards; None: there
-                is one.
-        """
-        if not self._optimizers:
-            return None
-
-        def factors(squares: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            # A shard may hold none of a table.
-            all_squares = tf.stack([squares.get(t, 0.0) for t in self._tables])
-            if total is not None:
-                all_squares = total(all_squares)
-            by_table = dict(
-                zip(self._tables, tf.unstack(all_squares), strict=True)
-            )
-            return {
-                table: factor(
-                    tf.add_n([by_table[t] for t in self._together(table)]),
-                    optimizer.options.norm or 0.0,
-                )
-                for table, optimizer in self._optimizers.items()
-            }
-
-        return factors
-
-    @property
-    def _tables(self) -> Sequence[str]:
-        return list(self._optimizers)
-
-    def _together(self, table: str) -> Sequence[str]:
-        """The tables over whose rows a table's norm is."""
-        optimizer = self._optimizers[table]
-        if optimizer.options.clipnorm is not None:
-            return [table]
-        return [t for t, o in self._optimizers.items() if o is optimizer]
+    return factors
 
 
 def require_together(
     optimizers: Sequence[Mapping[str, TableOptimizer | None]],
 ) -> None:
-    """Requires that the tables of a norm are held by one engine.
+    """Raises a ValueError if two engines have tables of one global_clipnorm.
 
     Args:
-        optimizers: the optimizers of each engine's tables, by table.
-
-    Raises:
-        ValueError: two engines have tables of one `global_clipnorm`.
+        optimizers: for each engine its tables' optimizers, by table.
     """
     first: dict[int, tuple[int, str]] = {}
     for engine, of_engine in enumerate(optimizers):

@@ -1,4 +1,4 @@
-"""Tables on one device, looked up and updated row by row in TF ops."""
+"""Tables on one device, without communication."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import FeatureSpec, TableSpec
-from tfrs_embed.engines.engine import Engine, Pipelined
-from tfrs_embed.engines.norms import Norms
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.engines.engine import Engine, LookupCall, Pipelined
+from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
-from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import (
     PARAMETERS,
     GradientContributions,
+    add_bags,
     scatter_update,
 )
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.initial_values import initial_blocks
 
@@ -26,20 +25,11 @@ from tfrs_embed.storage.initial_values import initial_blocks
 class OneDeviceEngine(Engine, Pipelined):
     """Holds each table in one variable on one device."""
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
         self._shard = Shard(
-            [s.spec for s in self.states.values()],
-            optimizers,
-            options.pipelined,
-            options.device,
+            self.tables, self.optimizers, options.pipelined, options.device
         )
-        self._norms = Norms(optimizers)
 
     def build(self) -> None:
         self._shard.build(lambda table: table.vocabulary_size)
@@ -69,39 +59,31 @@ class OneDeviceEngine(Engine, Pipelined):
     def step(self) -> tf.Variable:
         return self._shard.step
 
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
-        if not training:
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
+        if not call.training:
             self.apply_deferred()
+        names = [f.table.name for f in self.features]
         activations = self._shard.lookup(
-            [f.table.name for f in self.features], bags, training, dtype
+            names, call.bags, call.training, call.dtype
         )
-        if training:
-            # After the lookups, and not at all if the ids are bad.
-            with tf.control_dependencies([b.ids for b in bags]):
+        if call.training:
+            # After the lookups, and not if the ids are bad.
+            with tf.control_dependencies([b.ids for b in call.bags]):
                 self.apply_deferred()
-        return activations, bags
+        return activations, call.bags
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        contributions = {}
-        for name, state in self.states.items():
-            if self.optimizers[name] is None:
-                continue
-            mine = [
-                i for i, f in enumerate(self.features) if f.table is state.spec
-            ]
-            contributions[name] = GradientContributions(
-                [residuals[i] for i in mine], [gradients[i] for i in mine]
-            )
+        contributions: dict[str, GradientContributions] = {}
+        for f, bags, gradient in zip(
+            self.features, residuals, gradients, strict=True
+        ):
+            add_bags(contributions, f.table.name, bags, gradient)
         self._shard.update(
-            contributions, [b.ids for b in residuals], self._norms.factors()
+            contributions,
+            [b.ids for b in residuals],
+            norm_factors(self.optimizers),
         )
 
     @property

@@ -1,35 +1,41 @@
-"""The arguments that a layer's engines have in common."""
+"""The arguments of engines."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.stacking import Groups
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineOptions:
-    """The arguments of an engine, besides its features and optimizers.
+    """The arguments of an engine.
 
     Attributes:
-        strategy: the strategy that the tables are made under.
-        name: whose tables these are, for errors.
-        pipelined: whether updates overlap the next step, as on SparseCore:
-            lookup i sees the updates of steps 0 to i - 2, and the update of
-            step i - 1 runs beside the dense part of step i.
-        device: where the tables of a single device live; None: where
-            TensorFlow places them.
+        features: the features, in the order of each call's bags.
+        optimizers: each table's optimizer by name; None: it is not trained.
+        strategy: the strategy under which the tables are made.
+        name: the owner of the tables, for errors.
+        pipelined: whether updates overlap the next step: lookup i sees the
+            updates of steps 0 to i - 2; that of step i - 1 runs beside the
+            dense part of step i.
+        device: the device of one-device tables; None: TensorFlow's choice.
         batch_size: the largest batch of a TPU's replica, or None.
         sparse_core_config: a `SparseCoreEmbeddingConfig`, or None.
-        stacking: which tables SparseCores hold as one; None: TensorFlow's
+        stacking: the tables that SparseCores hold as one; None: TensorFlow's
             choice.
         communication_dtype: the name of the dtype that rows, vectors and
             gradients have between replicas.
     """
 
+    features: Sequence[FeatureSpec]
+    optimizers: Mapping[str, TableOptimizer | None]
     strategy: tf.distribute.Strategy
     name: str
     pipelined: bool = False

@@ -2,12 +2,13 @@
 
     ids -> RowInput -> keys of a shard -> RowLookup -> rows -> RowOutput
 
-Gradients take the same way back. `RowLookup` is what a shard does with the keys
-that replicas ask it for: a table whose keys come and go has one of its own.
+Gradients take the same way back. `RowLookup` reads the rows of received keys;
+tables with `DynamicKeys` have a subclass.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,18 +33,17 @@ from tfrs_embed.ops.update import GradientContributions
 
 
 class Asked(NamedTuple):
-    """A replica's keys, and those that it was asked for.
+    """A replica's keys, and the keys that it received.
 
-    What belongs to a group of tables is in a mapping, by the group's number.
+    Mappings have a value for each group of tables, by the group's number.
 
     Attributes:
-        groups: the groups, with those of their features whose rows travel.
-        routes: where the replica's keys are sent.
-        hot: the keys of hot rows, which are not sent, of the groups that have
-            such rows.
-        received: what the replica was asked for; empty before keys are sent.
-        positions: for each feature of a group [n] int32, the places of its ids'
-            rows among the answers; empty before rows are sent.
+        groups: the groups, with those features whose rows are exchanged.
+        routes: the shards of the replica's keys.
+        hot: the keys of hot rows, which are not sent.
+        received: the keys received; empty before keys are sent.
+        positions: for each feature of a group [n] int32, its ids' rows among
+            the answers; empty before rows are sent.
     """
 
     groups: dict[int, TableGroup]
@@ -53,38 +53,27 @@ class Asked(NamedTuple):
     positions: Mapping[int, Sequence[tf.Tensor]] = {}
 
 
+@dataclasses.dataclass
 class RowLookup:
-    """Reads the rows of a shard that replicas ask for.
+    """Reads the rows of received keys from this process's shards."""
 
-    Args:
-        shards: those of this process's replicas.
-        wire: what float32 rows are sent as.
-    """
-
-    def __init__(self, shards: Sequence[Shard], wire: Wire) -> None:
-        self._shards = shards
-        self._wire = wire
+    shards: Sequence[Shard]
+    wire: Wire
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
         """The keys of ids, [n] int64: of row key // world, shard key % world.
 
-        A group numbers its tables' ids before; see `TableGroup.keys`.
+        The ids of a group are numbers of `TableGroup.keys`.
         """
         return ids
 
     def look_up(
         self, replica: int, asked: Asked, training: bool
     ) -> tuple[Asked, dict[int, tf.Tensor]]:
-        """Finds and reads rows.
+        """Finds and reads the rows of received keys, on a local replica.
 
-        Args:
-            replica: the local replica whose shard it is.
-            asked: the keys that it was asked for.
-            training: whether the tables are about to be updated.
-
-        Returns:
-            `asked` with the rows of the keys received; and these rows, [n, dim]
-            for each group, of the dtype that they are sent as.
+        Returns `asked` with the rows' numbers; and each group's rows, [n, dim],
+        of the dtype that they are sent as.
         """
         return asked, {
             i: self.read(replica, asked.groups[i], received.rows, training)
@@ -96,11 +85,11 @@ class RowLookup:
     ) -> tf.Tensor:
         """Rows of a group, [n, dim], of the dtype that they are sent as."""
         by_table, table = group.split(rows)
-        found = self._shards[replica].gather(
+        found = self.shards[replica].gather(
             [t.name for t in group.tables],
             by_table,
             training,
-            self._wire.of_rows(group.dtype).dtype,
+            self.wire.of_rows(group.dtype).dtype,
         )
         if table is None:
             return found[0]
@@ -112,16 +101,7 @@ class RowLookup:
     def contributions(
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        """The contributions of rows' gradients to this replica's shard.
-
-        Args:
-            replica: the local replica whose shard it is.
-            asked: what `look_up` returned.
-            gradients: the rows' gradients.
-
-        Returns:
-            The contributions by table.
-        """
+        """Contributions of rows' gradients to a replica's shard, by table."""
         contributions = {}
         for i, received in asked.received.items():
             rows = tf.gather(received.rows, received.places)
@@ -136,30 +116,17 @@ class RowLookup:
         self, replica: int, table: str, rows: tf.Tensor
     ) -> tf.Tensor:
         """Rows, [n, dim], of a table's keys on a shard, outside of replicas."""
-        return self._shards[replica].gather([table], [rows])[0]
+        return self.shards[replica].gather([table], [rows])[0]
 
 
+@dataclasses.dataclass
 class RowInput:
-    """Sends ids to the shards of their rows; those of hot rows stay.
+    """Sends ids to the shards of their rows; keys of hot rows stay."""
 
-    Args:
-        exchange: the exchange of the groups of tables.
-        groups: the groups.
-        hot: the hot rows of their tables.
-        lookup: what the shards do with keys.
-    """
-
-    def __init__(
-        self,
-        exchange: RowExchange,
-        groups: Sequence[TableGroup],
-        hot: HotRows,
-        lookup: RowLookup,
-    ) -> None:
-        self._exchange = exchange
-        self._groups = groups
-        self._hot = hot
-        self._lookup = lookup
+    exchange: RowExchange
+    groups: Sequence[TableGroup]
+    hot: HotRows
+    lookup: RowLookup
 
     def begin(
         self,
@@ -168,33 +135,25 @@ class RowInput:
         without: Sequence[int],
         training: bool,
     ) -> Asked:
-        """Finds where ids are to be sent.
+        """Finds the shards of ids, which may be invalid.
 
-        Args:
-            replica: the local replica.
-            bags: each feature's bags; ids may be out of range.
-            without: the places of features whose rows don't travel.
-            training: whether this is part of a training step.
-
-        Returns:
-            The keys of the other features.
+        Features at the indices `without` are not exchanged by rows.
         """
         asked = Asked({}, {}, {})
-        for i, every in enumerate(self._groups):
+        for i, every in enumerate(self.groups):
             group = every.without(without)
             if not group.features:
                 continue
-            route = self._exchange.route(
+            route = self.exchange.route(
                 replica,
-                self._lookup.keys(group.keys(bags)),
+                self.lookup.keys(group.keys(bags)),
                 training,
                 group.table_of(bags),
                 group.told_apart,
             )
-            if (copies := self._hot.group(i)) is not None:
-                route, asked.hot[i] = hot_rows.split(
-                    route, copies.keys[replica]
-                )
+            if i in self.hot.groups:
+                copies = self.hot.groups[i].keys[replica]
+                route, asked.hot[i] = hot_rows.split(route, copies)
             asked.groups[i], asked.routes[i] = group, route
         return asked
 
@@ -203,42 +162,23 @@ class RowInput:
     ) -> Asked:
         """Sends keys, and receives those of others.
 
-        Args:
-            replica: the local replica.
-            asked: what `begin` returned.
-            longest: the largest of all replicas' `RowExchange.sizes`.
-            training: whether this is part of a training step.
+        `longest` is the maximum of all replicas' `RowExchange.sizes`.
         """
-        received = self._exchange.send_keys(
+        received = self.exchange.send_keys(
             replica, asked.routes, longest, training
         )
         return asked._replace(received=received)
 
 
+@dataclasses.dataclass
 class RowOutput:
-    """Sends rows to where they are wanted, and their gradients back.
+    """Sends rows to the replicas that asked, and their gradients back."""
 
-    Args:
-        exchange: the exchange of the groups of tables.
-        hot: the hot rows of their tables.
-        lookup: reads copies of hot rows.
-        replicas: the replicas.
-        wire: what gradients are sent as.
-    """
-
-    def __init__(
-        self,
-        exchange: RowExchange,
-        hot: HotRows,
-        lookup: RowLookup,
-        replicas: Replicas,
-        wire: Wire,
-    ) -> None:
-        self._exchange = exchange
-        self._hot = hot
-        self._lookup = lookup
-        self._replicas = replicas
-        self._wire = wire
+    exchange: RowExchange
+    hot: HotRows
+    lookup: RowLookup
+    replicas: Replicas
+    wire: Wire
 
     def send(
         self,
@@ -248,66 +188,34 @@ class RowOutput:
         rows: Mapping[int, tf.Tensor],
         training: bool,
     ) -> tuple[Asked, dict[int, tf.Tensor]]:
-        """Answers with rows, and makes vectors of the answers.
+        """Answers with rows, and combines the answers to this replica.
 
-        Args:
-            replica: the local replica.
-            bags: each feature's bags.
-            asked: what `RowLookup.look_up` returned.
-            rows: the rows that it returned.
-            training: whether the tables are about to be updated.
-
-        Returns:
-            `asked` with its `positions`, and features' vectors by the features'
-            places.
+        Returns `asked` with its `positions`, and the features' vectors by
+        index.
         """
-        operations = self._replicas.operations(replica, training)
-        answers = self._exchange.send(replica, asked.received, rows, ROWS)
+        operations = self.replicas.operations(replica, training)
+        answers = self.exchange.send(replica, asked.received, rows, ROWS)
         activations: dict[int, tf.Tensor] = {}
         positions = {}
         for i, group in asked.groups.items():
             answer, position = answers[i], asked.received[i].position
             if i in asked.hot:
-                answer, position = self._add_copies(
-                    replica, i, asked.hot[i], answer, position, training
+                # Copies are rounded like rows that are sent.
+                hot, group_of_copies = asked.hot[i], self.hot.groups[i].copies
+                places = tf.cast(hot.places, tf.int64)
+                copies = self.lookup.read(
+                    replica, group_of_copies, places, training
                 )
+                behind = tf.shape(answer)[0] + tf.range(tf.size(places))
+                position = tf.concat([position, behind], 0)
+                position = tf.gather(position, hot.order)
+                answer = tf.concat([answer, copies], 0)
             mine = group.select(bags)
             index = tf.gather(position, asked.routes[i].index)
             positions[i] = split_by_bags(index, mine)
             vectors = operations.combine(answer, positions[i], mine)
             activations.update(zip(group.features, vectors, strict=True))
         return asked._replace(positions=positions), activations
-
-    def _add_copies(
-        self,
-        replica: int,
-        number: int,
-        hot: HotKeys,
-        rows: tf.Tensor,
-        position: tf.Tensor,
-        training: bool,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Adds hot rows to those that came back.
-
-        Args:
-            replica: the local replica.
-            number: the group's number.
-            hot: its keys of hot rows.
-            rows: [m, dim], those that came back, in the dtype that they were
-                sent as, to which copies are rounded too.
-            position: [u] int32, the places there of the keys that were sent.
-            training: whether the tables are about to be updated.
-
-        Returns:
-            All rows, and the places of all unique keys' rows.
-        """
-        of_group = self._hot.group(number)
-        assert of_group is not None
-        places = tf.cast(hot.places, tf.int64)
-        copies = self._lookup.read(replica, of_group.copies, places, training)
-        behind = tf.shape(rows)[0] + tf.range(tf.size(places))
-        position = tf.gather(tf.concat([position, behind], 0), hot.order)
-        return tf.concat([rows, copies], 0), position
 
     def send_gradients(
         self,
@@ -318,17 +226,10 @@ class RowOutput:
     ) -> tuple[dict[int, tf.Tensor], dict[str, GradientContributions]]:
         """Sends gradients to the rows' shards.
 
-        Args:
-            replica: the local replica.
-            bags: each feature's bags.
-            asked: what `send` returned.
-            gradients: each feature's vectors' gradients.
-
-        Returns:
-            The gradients of the rows that the replica was asked for, float32;
-            and the contributions to copies of hot rows, those of all replicas.
+        Returns the gradients of the keys that this replica received, float32;
+        and the contributions to copies of hot rows, of all replicas.
         """
-        operations = self._replicas.operations(replica, training=True)
+        operations = self.replicas.operations(replica, training=True)
         sums, of_copies = {}, {}
         for i, group in asked.groups.items():
             hot = asked.hot.get(i)
@@ -338,11 +239,11 @@ class RowOutput:
                 group.select(bags),
                 tf.concat(asked.positions[i], 0),
                 count if hot is None else count + tf.size(hot.places),
-                # Those of copies are added up as float32.
-                self._wire.dtype if hot is None else tf.float32,
+                # Gradients of copies are summed in float32.
+                self.wire.dtype if hot is None else tf.float32,
             )
             if hot is not None:
                 of_copies[i] = hot, sums[i][count:]
                 sums[i] = sums[i][:count]
-        got = self._exchange.send(replica, asked.received, sums, GRADIENTS)
-        return got, self._hot.contributions(replica, of_copies)
+        got = self.exchange.send(replica, asked.received, sums, GRADIENTS)
+        return got, self.hot.contributions(replica, of_copies)

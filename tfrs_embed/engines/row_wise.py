@@ -2,8 +2,8 @@
 
 Row i of a table is row i // world of shard i % world; a replica's shard is the
 one of its rank. Tables of one width are exchanged together: their rows are
-numbered one table after the other on each shard. Of hot rows each replica has a
-copy beside its shard; see `hot_rows`.
+numbered one table after the other on each shard. Each replica has copies of hot
+rows beside its shard; see `hot_rows`.
 
 A step's ids go through `RowInput`, `RowLookup` and `RowOutput`, or, where that
 sends less, their bags and vectors through a `VectorExchange`.
@@ -29,6 +29,7 @@ from tfrs_embed.distribution.vector_exchange import (
     VectorsReceived,
 )
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
+from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import (
@@ -38,17 +39,9 @@ from tfrs_embed.engines.row_distribution import (
     RowOutput,
 )
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.table_group import (
-    TableGroup,
-    by_kind,
-    rows_per_shard,
-)
-from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops import rounding
+from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.sharded import Part
 
 
@@ -56,11 +49,10 @@ class _Begun(NamedTuple):
     """A lookup whose ids are not sent yet.
 
     Attributes:
-        by_vectors: the places of the features that are exchanged by vectors.
+        by_vectors: the indices of features that are exchanged by vectors.
         asked: the keys of the others.
-        sizes: [k + 1] int64: those of `RowExchange.sizes`, then the most bags
-            of a feature that is exchanged by vectors. This replica's, or all
-            replicas'.
+        sizes: [k + 1] int64, of this replica or the maximum of all:
+            `RowExchange.sizes`, and the most bags of a feature by vectors.
     """
 
     by_vectors: list[int]
@@ -69,40 +61,23 @@ class _Begun(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """The results of a lookup that its update needs, besides the bags.
-
-    Attributes:
-        asked: what was exchanged by rows.
-        vectors: the bags that this replica was asked for; None: there are none.
-    """
+    """The exchange by rows, and the bags that this replica received, if any."""
 
     asked: Asked
     vectors: VectorsReceived | None
 
 
 class RowWiseEngine(CollectiveEngine):
-    """Spreads each table's rows over the replicas of a strategy.
-
-    Each replica looks up its own part of the global batch; all must call
-    together. Gradients are summed over the replicas.
-    """
+    """Spreads each table's rows over the replicas of a strategy."""
 
     begins_early = True
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
         world = self._replicas.world
         self._first_shards = first_ranks(self.states, world)
         self._hot_rows = HotRows(
-            [s.spec for s in self.states.values()],
-            self.optimizers,
-            self._first_shards,
-            world,
+            self.tables, self.optimizers, self._first_shards, world
         )
 
     def _build(self) -> None:
@@ -136,7 +111,7 @@ class RowWiseEngine(CollectiveEngine):
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         return Shard(
-            [*(s.spec for s in self.states.values()), *self._hot_rows.copies],
+            [*self.tables, *self._hot_rows.copies],
             {**self.optimizers, **self._hot_rows.optimizers},
             self._pipelined,
             device,
@@ -146,47 +121,32 @@ class RowWiseEngine(CollectiveEngine):
         """Groups the tables whose rows are exchanged together."""
         return by_kind(
             lambda table: (table.dim, table.dtype),
-            [s.spec for s in self.states.values()],
+            self.tables,
             self.features,
             self._replicas.world,
             self._first_shards,
         )
 
     def _make_lookup(self) -> RowLookup:
-        """Makes what shards do with the keys that they are asked for."""
+        """Makes what reads the rows of received keys."""
         return RowLookup(self._shards, self._wire)
-
-    def _rows_on_shard(self, table: TableSpec) -> int:
-        if table in self._hot_rows.copies:
-            return table.vocabulary_size
-        return rows_per_shard(table, self._replicas.world)
-
-    def _rounding(self, rank: int, table: TableSpec) -> Rounding:
-        if table in self._hot_rows.copies:
-            # By bits of their own, the same on all replicas.
-            return rounding.of_part(table)
-        first = self._position(table.name, rank)
-        return rounding.of_part(table, first, self._replicas.world)
 
     def _fill(self, table: TableSpec) -> None:
         super()._fill(table)
         self._hot_rows.fill(table.name, self._shards)
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
-        world = self._replicas.world
+        world, rows = self._replicas.world, table.vocabulary_size
+        if table in self._hot_rows.copies:
+            # All replicas round their copies with the same random bits.
+            return dict.fromkeys(range(world), Part(range(rows)))
         return {
-            rank: Part(
-                range(
-                    self._position(table.name, rank),
-                    table.vocabulary_size,
-                    world,
-                )
-            )
+            rank: Part(range(self._position(table.name, rank), rows, world))
             for rank in range(world)
         }
 
     def _position(self, table: str, rank: int) -> int:
-        """How many ranks a table's shard is behind that of its row 0."""
+        """The distance in ranks from the shard of a table's row 0."""
         return (rank - self._first_shards[table]) % self._replicas.world
 
     def _composite_options(
@@ -200,30 +160,23 @@ class RowWiseEngine(CollectiveEngine):
             "on_write": functools.partial(hot.write, copies)
         }
         if self._pipelined:
-            # A SavedModel's lookups read shards, but apply deferred updates
+            # SavedModels' lookups read shards, but apply deferred updates
             # before.
             options["exported"] = [*shards, *copies]
         return options
 
     def _lookup(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType,
-        begun: Any,
+        self, replica: int, call: LookupCall
     ) -> tuple[list[tf.Tensor], Residuals]:
+        bags, training, begun = call.bags, call.training, call.begun
         if begun is None:
-            # No consensus has found the sizes of all replicas.
+            # No consensus has found the maximum sizes.
             begun = self._begin(replica, bags, training)
             weighted = [b.weights is not None for b in bags]
             facts = self._vectors.facts(begun.by_vectors, bags, weighted)
+            channel = self._sizes_channel
             sizes = agreement.agreed_max(
-                self._replicas,
-                replica,
-                begun.sizes,
-                [facts],
-                self._sizes_channel,
+                self._replicas, replica, begun.sizes, [facts], channel
             )
             begun = begun._replace(sizes=sizes)
         by_vectors, asked, sizes = begun
@@ -253,42 +206,26 @@ class RowWiseEngine(CollectiveEngine):
                 self._vectors.send_vectors(replica, bags, vectors, sums)
             )
             after += [b.ids for b in vectors.bags]
-        kept = _Kept(asked, vectors)
-        return (
-            [activations[i] for i in range(len(bags))],
-            Residuals(replica, list(bags), kept, after),
-        )
+        residuals = Residuals(replica, list(bags), _Kept(asked, vectors), after)
+        return [activations[i] for i in range(len(bags))], residuals
 
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
-        """Whether a feature's vectors travel, and not its rows."""
-        size = bags.bag_size
-        table = self.features[feature].table
-        # A table that has hot rows always goes by rows: a vector would take as
-        # many bytes without the ids that have copies.
-        return (
-            size is not None
-            # A bag's keys have to be found before they are rows.
-            and table.keys is None
-            and table.name not in self._hot_rows.tables
-            and vectors_are_less(
-                size,
-                table.dim,
-                self._replicas.world,
-                self._wire.size,
-                bytes_of(table),
-            )
+        """Whether a feature's vectors are exchanged instead of its rows."""
+        size, table = bags.bag_size, self.features[feature].table
+        # Keys have to be found before they are rows. Tables with hot rows are
+        # always exchanged by rows: without the copied ids, vectors would take
+        # as many bytes.
+        if table.keys is not None or table.name in self._hot_rows.tables:
+            return False
+        world, sent = self._replicas.world, self._wire.size
+        return size is not None and vectors_are_less(
+            size, table.dim, world, sent, bytes_of(table)
         )
 
     def _begin(
         self, replica: int, bags: Sequence[BaggedIds], training: bool
     ) -> _Begun:
-        """Begins a lookup: finds where ids are to be sent, and the sizes here.
-
-        Args:
-            replica: the local replica.
-            bags: each feature's bags; ids may be out of range.
-            training: whether this is part of a training step.
-        """
+        """Finds the shards of ids, and the sizes here; ids may be invalid."""
         by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
         asked = self._input.begin(replica, bags, by_vectors, training)
         most = tf.constant(0, tf.int64)
@@ -311,16 +248,16 @@ class RowWiseEngine(CollectiveEngine):
         mine = [place.get(id(feature)) for feature in self.features]
         if replica is None or all(i is None for i in mine):
             return None
-        # One more is of vectors.
+        # Vectors need one more size.
         if self._row_exchange.num_sizes >= consensus.MOST_SIZES:
             return None
-        # As the layer completes what a call leaves out.
+        # Like the layer, completes the features left out.
         bags = [
             BaggedIds.none(f) if i is None else bags[i]
             for f, i in zip(self.features, mine, strict=True)
         ]
         begun = self._begin(replica, bags, training)
-        # What the consensus passes on, once the ids are known to be valid.
+        # The tensors that the consensus returns once the ids are valid.
         parts = begun.asked.routes, begun.asked.hot
 
         def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> _Begun:
@@ -328,16 +265,9 @@ class RowWiseEngine(CollectiveEngine):
             asked = begun.asked._replace(routes=routes, hot=hot)
             return begun._replace(asked=asked, sizes=longest)
 
-        return Preparation(
-            tf.nest.flatten(parts),
-            begun.sizes,
-            self._vectors.facts(
-                begun.by_vectors,
-                bags,
-                [i is not None and weighted[i] for i in mine],
-            ),
-            finish,
-        )
+        have_weights = [i is not None and weighted[i] for i in mine]
+        facts = self._vectors.facts(begun.by_vectors, bags, have_weights)
+        return Preparation(tf.nest.flatten(parts), begun.sizes, facts, finish)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
@@ -364,32 +294,15 @@ class RowWiseEngine(CollectiveEngine):
                 add_bags(contributions, table, b, gradient)
         return contributions
 
-    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        # The shards must all be of this process.
+    def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         world = self._replicas.world
-        if self._replicas.workers > 1:
-            return self._refuse_outside(bags)
-        self.apply_deferred()
-        activations = []
-        for feature, b in zip(self.features, bags, strict=True):
-            name = feature.table.name
-            positions = [self._position(name, r) for r in self._replicas.ranks]
-            keys = self._lookup_of_rows.keys(b.ids)
-            owner = tf.cast(tf.math.floormod(keys, world), tf.int32)
-            rows = tf.dynamic_partition(
-                tf.math.floordiv(keys, world), owner, world
-            )
-            places = tf.dynamic_partition(
-                tf.range(tf.size(b.ids)), owner, world
-            )
-            found = tf.dynamic_stitch(
-                places,
-                [
-                    self._lookup_of_rows.read_outside(
-                        positions.index(p), name, mine
-                    )
-                    for p, mine in enumerate(rows)
-                ],
-            )
-            activations.append(lookup_ops.combine(widen(found), None, b))
-        return activations
+        positions = [self._position(table, r) for r in self._replicas.ranks]
+        keys = self._lookup_of_rows.keys(ids)
+        owner = tf.cast(tf.math.floormod(keys, world), tf.int32)
+        rows = tf.dynamic_partition(tf.math.floordiv(keys, world), owner, world)
+        places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, world)
+        found = [
+            self._lookup_of_rows.read_outside(positions.index(p), table, mine)
+            for p, mine in enumerate(rows)
+        ]
+        return tf.dynamic_stitch(places, found)

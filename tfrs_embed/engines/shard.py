@@ -25,11 +25,7 @@ from tfrs_embed.storage.row_store import RowStore, StoredTable
 
 
 class _Step(UnmirroredVariable):
-    """The number of updates made.
-
-    Restoring it drops the deferred update: that belonged to the tables that are
-    being replaced.
-    """
+    """The number of updates made; restoring it drops the deferred update."""
 
     deferred: DeferredUpdate | None = None
 
@@ -40,19 +36,13 @@ class _Step(UnmirroredVariable):
 
 
 class DeferredUpdate(AutoTrackable):
-    """The update that a pipelined step defers to the next one.
-
-    Args:
-        tables: the tables.
-        num_rates: the number of optimizers.
-        decays: whether rows decay.
-    """
+    """The update that a pipelined step defers to the next one."""
 
     def __init__(
         self, tables: Iterable[TableSpec], num_rates: int, decays: bool
     ) -> None:
         super().__init__()
-        # The names are in SavedModels.
+        # SavedModels contain these names.
         self.exists = make_variable(tf.constant(False), "pending")
         self.rates = make_variable(tf.zeros([num_rates]), "pending_rates")
         if decays:
@@ -75,16 +65,8 @@ class DeferredUpdate(AutoTrackable):
 class Shard:
     """Tables' rows on one device: all of them, or one replica's share.
 
-    Stores keep the rows: one for all tables that are kept alike. A step reads
-    and writes the rows it touches and nothing else, whatever the size of the
-    tables.
-
-    Args:
-        tables: the tables.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        pipelined: whether updates are deferred to the next training step.
-        device: where the variables live; None: where TF places them.
+    A step reads and writes the rows it touches and nothing else, whatever the
+    size of the tables. Tables of the same kind of storage share a store.
 
     Attributes:
         variables: each table's variables by the table's name, then by
@@ -110,12 +92,12 @@ class Shard:
         self.deferred: DeferredUpdate | None = None
         self._tables = tuple(tables)
         by_kind: dict[type[RowStore], RowStore] = {}
-        self._stores: dict[str, RowStore] = {}
+        self.stores: dict[str, RowStore] = {}
         for table in self._tables:
             kind = kinds.kind_of(table)
             if kind not in by_kind:
                 by_kind[kind] = kind(device)
-            self._stores[table.name] = by_kind[kind]
+            self.stores[table.name] = by_kind[kind]
         self._optimizers = optimizers
         self._pipelined = pipelined
         # Tables that share an optimizer share its rate.
@@ -130,9 +112,7 @@ class Shard:
     ) -> None:
         """Creates the variables, with rows of zeros.
 
-        Args:
-            rows: gives the number of a table's rows that are held here.
-            part: says how the new rows of a table are rounded here.
+        `rows` gives the number of a table's rows here, `part` their rounding.
         """
         self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
@@ -141,12 +121,12 @@ class Shard:
                     stored(t, rows(t), self._optimizers[t.name])
                     for t in self._tables
                 ]
-                for store, places in self._by_store(self._stores):
+                for store, places in self._by_store(self.stores):
                     store.build([shares[i] for i in places])
             except tf.errors.ResourceExhaustedError:
                 self.drop_variables()
                 raise
-            for name, store in self._stores.items():
+            for name, store in self.stores.items():
                 self.variables[name] = store.variables(name)
             self.step = make_variable(
                 tf.constant(0, tf.int64), "step", kind=_Step
@@ -160,36 +140,25 @@ class Shard:
     def _by_store(
         self, names: Iterable[str]
     ) -> Iterable[tuple[RowStore, list[int]]]:
-        """The stores of tables, each with the places of its own."""
+        """The stores of tables, each with its tables' indices in `names`."""
         places: dict[RowStore, list[int]] = {}
         for place, name in enumerate(names):
-            places.setdefault(self._stores[name], []).append(place)
+            places.setdefault(self.stores[name], []).append(place)
         return places.items()
-
-    def store(self, table: str) -> RowStore:
-        """What keeps a table's rows here."""
-        return self._stores[table]
 
     def drop_variables(self) -> None:
         """Frees the variables of tables that were made before one failed."""
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.drop()
         self.variables.clear()
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
-        """Has rows of a table take over what their copies become in updates.
+        """Makes updates of a table's copies write its rows too.
 
-        Args:
-            copies: the table of the copies, which this shard updates, too.
-            table: the table of the rows.
-            rows: [n] int64, the row of each copy; -1 if this shard hasn't it.
+        `rows` has the row of each copy, [n] int64; -1: another shard has it.
         """
         with tf.device(self.device):
             self._owned[copies] = table, tf.constant(rows)
-
-    def trains(self, name: str) -> bool:
-        """Whether a table is trained."""
-        return self._optimizers[name] is not None
 
     def gather(
         self,
@@ -200,24 +169,16 @@ class Shard:
     ) -> list[tf.Tensor]:
         """Returns rows of each of several tables, [n, dim]; reads no others.
 
-        Args:
-            names: the tables.
-            ids: [n] int64, the rows of each.
-            training: whether this is part of a training step.
-            dtype: the dtype of the rows returned; None: the tables'.
+        `ids` are the rows of each, [n] int64. Without a dtype the rows have the
+        tables' dtype.
         """
-        wanted = (
-            self.variables[names[0]][PARAMETERS].dtype
-            if dtype is None
-            else dtype
-        )
+        wanted = dtype or self.variables[names[0]][PARAMETERS].dtype
         if training:
-            # They are sums of one row: exact, where the table's dtype is
-            # wanted.
+            # Bags of one row: exact in the tables' dtype.
             rows = self.lookup(names, bags_of_rows(ids), training, wanted)
         else:
             rows = [
-                self._stores[name].read(name, PARAMETERS, each)
+                self.stores[name].read(name, PARAMETERS, each)
                 for name, each in zip(names, ids, strict=True)
             ]
         return [tf.cast(each, wanted) for each in rows]
@@ -229,7 +190,7 @@ class Shard:
         training: bool,
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
-        """Looks up features in these tables; see `RowStore.lookup`."""
+        """Looks features up in the named tables; see `RowStore.lookup`."""
         found: list[Any] = [None] * len(names)
         for store, places in self._by_store(names):
             vectors = store.lookup(
@@ -251,12 +212,17 @@ class Shard:
         """Updates the tables, or defers the update if pipelined.
 
         Args:
-            contributions: for each trained table the ids of rows held here and
-                their gradients.
-            after: tensors that do not exist if the step is to change nothing.
-            factors: what clips gradients by norms over many rows; None: no
-                table has such a norm.
+            contributions: by table the ids of rows held here and their
+                gradients; those of untrained tables are dropped.
+            after: tensors that don't exist if the step is to change nothing.
+            factors: clips gradients by norms over many rows; None: no table has
+                such a norm.
         """
+        contributions = {
+            name: of_table
+            for name, of_table in contributions.items()
+            if self._optimizers[name] is not None
+        }
         if factors is not None:
             contributions = self._clip_norms(contributions, factors)
         step = tf.convert_to_tensor(self.step)
@@ -266,15 +232,15 @@ class Shard:
         if deferred is None:
             self._apply(contributions, rates, decays, step)
         else:
-            # That of another call in the same step, if there was one.
+            # The update of another call in the same step, if any.
             self.apply_deferred()
             for name, of_table in contributions.items():
                 ids, gradients = self._row_gradients(of_table)
                 stored = deferred.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
                 deferred.gradients[in_saved_model(name)].assign(gradients)
-        # Variables that don't depend on the ids must not change either if these
-        # are bad, nor if the loss or its gradient fails.
+        # These variables don't depend on the ids, and must not change if the
+        # ids are bad, or the loss or its gradient fails.
         gradients = concat_gradients.find(
             [g for c in contributions.values() for g in c.gradients]
         )
@@ -286,7 +252,7 @@ class Shard:
             )
             self.step.assign_add(xla.updates(bags))
             if deferred is not None:
-                # A replica may hold no table.
+                # A replica may have no table.
                 deferred.rates.assign(tf.stack(rates) if rates else [])
                 if self._decays:
                     deferred.decays.assign(
@@ -295,12 +261,10 @@ class Shard:
                 deferred.exists.assign(True)
 
     def drop_deferred(self) -> None:
-        """Drops the deferred update."""
         if self.deferred is not None:
             self.deferred.exists.assign(False)
 
     def apply_deferred(self) -> None:
-        """Applies the deferred update."""
         deferred = self.deferred
         if deferred is None:
             return
@@ -325,7 +289,7 @@ class Shard:
                     contributions[name] = GradientContributions(
                         [bags], [gradients]
                     )
-            # That of the step which deferred it, which has been counted.
+            # The step that deferred the update has been counted.
             step = tf.convert_to_tensor(self.step) - 1
             self._apply(contributions, rates, decays, step)
             deferred.exists.assign(False)
@@ -341,19 +305,15 @@ class Shard:
         decays: Sequence[tf.Tensor | None],
         step: tf.Tensor,
     ) -> None:
-        """Updates tables.
+        """Updates tables by the rates and decays of the distinct optimizers.
 
-        Args:
-            contributions: as in `update`.
-            rates: those of the distinct optimizers.
-            decays: the shares that their tables' rows lose; None: nothing.
-            step: the number of updates made before this one.
+        `step` is the number of updates made before this one.
         """
         updates = {}
         for name, of_table in contributions.items():
             optimizer = self._optimizers[name]
             assert optimizer is not None
-            place = [o is optimizer for o in self._distinct].index(True)
+            place = self._distinct.index(optimizer)
             updates[name] = TableUpdate(
                 {},
                 optimizer.rule,
@@ -370,26 +330,23 @@ class Shard:
         for copies, (table, rows) in self._owned.items():
             if copies in contributions:
                 [bags] = contributions[copies].bags
-                self._take_over(copies, table, bags.ids, rows)
+                row = tf.gather(rows, bags.ids)
+                mine = tf.where(row >= 0)[:, 0]
+                row, updated = tf.gather(row, mine), tf.gather(bags.ids, mine)
+                for name in self.variables[table]:
+                    copied = self.stores[copies].read(copies, name, updated)
+                    self.stores[table].write(table, name, row, copied)
 
     def _row_gradients(
         self, of_table: GradientContributions
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows that a table's gradients are for, and their sums by row."""
+        """The rows of a table's gradients, and the gradients' sums by row."""
         return backend.of(self.device, training=True).row_gradients(of_table)
 
     def _clip_norms(
         self, contributions: dict[str, GradientContributions], factors: Factors
     ) -> dict[str, GradientContributions]:
-        """Clips gradients by norms over many rows.
-
-        Args:
-            contributions: as in `update`.
-            factors: as in `update`.
-
-        Returns:
-            The contributions, those of clipped tables summed by row.
-        """
+        """Clips gradients by norms over many rows, and sums those by row."""
         refuse_in_xla("clipnorm and global_clipnorm of tables")
         squares: dict[str, tf.Tensor] = {}
         sums = {}
@@ -400,53 +357,32 @@ class Shard:
             ids, rows = self._row_gradients(of_table)
             table, counted = name, None
             if name in self._owned:
-                # All replicas have the copies' gradients; one has the row.
+                # All replicas have the copies' gradients; only owners count
+                # them.
                 table, owned = self._owned[name]
                 counted = tf.gather(owned, ids) >= 0
             elif self.trash is not None:
                 counted = ids != self.trash
-            square = tf.reduce_sum(
-                tf.square(
-                    rows
-                    if counted is None
-                    else tf.gather(rows, tf.where(counted)[:, 0])
-                )
-            )
+            own = rows
+            if counted is not None:
+                own = tf.gather(rows, tf.where(counted)[:, 0])
+            square = tf.reduce_sum(tf.square(own))
             squares[table] = squares.get(table, 0.0) + square
             sums[name] = table, ids, rows
         found = factors(squares)
-        return contributions | {
-            name: GradientContributions(
-                [BaggedIds.of_rows(ids, None, tf.size(ids))],
-                [rows * found[table]],
-                single=True,
+        clipped = {}
+        for name, (table, ids, rows) in sums.items():
+            bags = BaggedIds.of_rows(ids, None, tf.size(ids))
+            clipped[name] = GradientContributions(
+                [bags], [rows * found[table]], single=True
             )
-            for name, (table, ids, rows) in sums.items()
-        }
-
-    def _take_over(
-        self, copies: str, table: str, updated: tf.Tensor, rows: tf.Tensor
-    ) -> None:
-        """Gives rows the values of their copies; see `own`.
-
-        Args:
-            copies: the table of the copies.
-            table: the table of the rows.
-            updated: [n], the copies that were updated.
-            rows: the row of each copy.
-        """
-        row = tf.gather(rows, updated)
-        mine = tf.where(row >= 0)[:, 0]
-        row, updated = tf.gather(row, mine), tf.gather(updated, mine)
-        for name in self.variables[table]:
-            copied = self._stores[copies].read(copies, name, updated)
-            self._stores[table].write(table, name, row, copied)
+        return contributions | clipped
 
 
 def stored(
     table: TableSpec, rows: int, optimizer: TableOptimizer | None
 ) -> StoredTable:
-    """A table's share of so many rows, with its optimizer's slots."""
+    """A table with so many rows here, and its optimizer's slots."""
     return StoredTable(table, rows, optimizer.rule.slots() if optimizer else {})
 
 

@@ -20,32 +20,31 @@ from tfrs_embed.ops.bags import (
 )
 from tfrs_embed.ops.update import GradientContributions
 
-#: More than a shard's rows of any table.
+#: More rows than any table has on a shard.
 MOST_ROWS = 2**41
 
 
 class TableGroup:
     """The tables of one width, and the features that are looked up in them.
 
-    The tables' rows on a shard are numbered one table after the other. Row i of
-    a table is row i // world of shard (i + first) % world, the table's first
+    A shard's rows of all tables are numbered one table after the other. Row i
+    of a table is row i // world of shard (i + first) % world, the table's first
     shard being `first`.
 
     Args:
         tables: the tables.
         features: all features of the engine.
         world: the number of shards.
-        first_shards: tables' first shards by their names; 0 where none is
-            given.
-        keyed: whether the tables give rows to keys, which are exchanged as they
-            are: equal ones of two tables are told apart by the tables' numbers.
+        first_shards: tables' first shards by name, 0 where there is none.
+        keyed: whether the tables give rows to keys. Keys are exchanged as they
+            are; the tables' numbers distinguish equal keys of two tables.
 
     Attributes:
         dim: the width.
         dtype: the rows' dtype.
         tables: the tables.
-        features: the places of their features among the engine's.
-        told_apart: how many tables' keys are told apart by their numbers.
+        features: the indices of their features among the engine's.
+        told_apart: the number of tables whose equal keys are distinguished.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class TableGroup:
         row = 0
         for table in tables:
             self._first_rows[table.name] = row
-            # Tables of keys may grow.
+            # Tables with keys may grow.
             row += MOST_ROWS if keyed else rows_per_shard(table, world)
         self.features = tuple(
             i
@@ -78,7 +77,7 @@ class TableGroup:
         )
 
     def without(self, places: Sequence[int]) -> TableGroup:
-        """This group, without the features at some places of the engine's."""
+        """This group without some features, given by their indices."""
         group = copy.copy(self)
         group.features = tuple(i for i in self.features if i not in places)
         return group
@@ -106,8 +105,8 @@ class TableGroup:
         if len(ids) == 1:
             [turn], [first], [keys] = turns, firsts, ids
         else:
-            # All features at once: each operation takes as long to trace as
-            # many ids do to number.
+            # All features at once: tracing an operation takes as long as
+            # numbering many ids.
             splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
             feature = bag_of_id(splits)
             keys = tf.concat(ids, 0)
@@ -121,7 +120,7 @@ class TableGroup:
         return keys if isinstance(first, int) and not first else keys + first
 
     def table_of(self, bags: Sequence[BaggedIds]) -> tf.Tensor | None:
-        """The table of each of `keys`, [n] int32, if it tells them apart."""
+        """The table of each of `keys`, [n] int32; None if keys are distinct."""
         if self.told_apart == 1:
             return None
         numbers = {table.name: i for i, table in enumerate(self.tables)}
@@ -146,14 +145,9 @@ class TableGroup:
         return row * self._world + shard
 
     def split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
-        """Splits rows of all tables into rows of each.
+        """Splits rows of all tables, [n] int64, into rows of each table.
 
-        Args:
-            rows: [n] int64.
-
-        Returns:
-            Each table's own rows, and the table of each of the n, or None if
-            there is one table.
+        Also returns the table of each of the n; None if there is one table.
         """
         if len(self.tables) == 1:
             return [rows], None
@@ -165,23 +159,20 @@ class TableGroup:
     def contributions(
         self, rows: tf.Tensor, places: tf.Tensor, gradients: tf.Tensor
     ) -> dict[str, GradientContributions]:
-        """Gradient contributions to each table's rows.
+        """Splits row gradients into contributions by table.
 
         Args:
             rows: [n] int64, rows of all tables.
-            places: [n] int32, ascending, the places of their gradients.
+            places: [n] int32, ascending, the rows' indices into `gradients`.
             gradients: [m, dim] float32.
-
-        Returns:
-            Each table's, by its name.
         """
         by_table, table = self.split(rows)
         if table is None:
             count = tf.shape(gradients)[0]
             bags, mine = [BaggedIds.of_rows(rows, places, count)], [gradients]
         else:
-            # Each table has its own gradients: what updates it takes time for
-            # all that it is given, and there may be hundreds.
+            # Separate gradients for each table: an update's time grows with all
+            # gradients that it is given, and there may be hundreds of tables.
             bags = bags_of_rows(by_table)
             order = tf.dynamic_partition(places, table, len(by_table))
             mine = split_by_bags(
@@ -201,15 +192,9 @@ def by_kind(
     first_shards: Mapping[str, int] | None = None,
     keyed: bool = False,
 ) -> list[TableGroup]:
-    """Groups tables, in the order of the kinds' first use.
+    """Groups tables by `kind`, whose values imply one width.
 
-    Args:
-        kind: returns a table's kind; tables of one have one width.
-        tables: the tables.
-        features: all features of the engine.
-        world: the number of shards.
-        first_shards: tables' first shards by their names.
-        keyed: whether the tables give rows to keys.
+    The groups are in the order of the kinds' first use. See `TableGroup`.
     """
     of_kind: dict[Any, list[TableSpec]] = {}
     for table in tables:
@@ -221,13 +206,9 @@ def by_kind(
 
 
 def _turn(ids: tf.Tensor, by: Any, world: int) -> tf.Tensor:
-    """Ids whose quotients are the same, and whose remainders are further on.
+    """Adds `by`, 0 to world - 1, to ids' remainders modulo world.
 
-    Args:
-        ids: [n] int64.
-        by: the number that is added to a remainder, below world: of each id,
-            [n] int64, or of all.
-        world: the number that the ids are divided by.
+    The quotients stay. `by` is one number, or [n] int64 for [n] ids.
     """
     if isinstance(by, int) and not by:
         return ids
@@ -240,5 +221,5 @@ def _turn(ids: tf.Tensor, by: Any, world: int) -> tf.Tensor:
 
 
 def rows_per_shard(table: TableSpec, world: int) -> int:
-    """The rows of a table on each shard; the last may be of no table row."""
+    """The number of a table's rows per shard, rounded up."""
     return -(-table.vocabulary_size // world)

@@ -9,24 +9,21 @@ import tensorflow as tf
 
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
-#: A flag's value while no pass has told it whether it asks for the update.
+#: A flag's value before a pass has set it.
 UNSAID = -1.0
-#: A flag's value while a pass runs that does not ask for the update.
+#: A flag's value during a pass that doesn't ask for the update.
 NOT_ASKED = 0.0
 
 
 class UpdateFlag:
-    """Tells a function's gradient, when it runs, what the running pass asks.
+    """Tells a function's gradient, when it runs, whether to update tables.
 
     The value is `UNSAID`, `NOT_ASKED`, or the scale of the pass's loss, 1 if it
     has none.
 
-    Args:
-        layer: the layer's name, for errors.
-        weight: the weight whose gradient asks for the update.
-        number: the number of local replicas.
-
     Attributes:
+        layer: the layer's name, for errors.
+        weight: the scalar weight that stands for the tables.
         variables: one for each local replica, so that none waits for another.
         used: whether a function's gradient reads it.
     """
@@ -54,7 +51,7 @@ class UpdateFlag:
 
 
 _all: weakref.WeakSet[UpdateFlag] = weakref.WeakSet()
-# Other threads add to it.
+# Threads add flags at the same time.
 _lock = threading.Lock()
 
 
@@ -65,11 +62,7 @@ def used() -> list[UpdateFlag]:
 
 
 def of_graph(graph: tf.Graph) -> list[UpdateFlag]:
-    """The flags of the layers that a function calls.
-
-    Args:
-        graph: the function's graph.
-    """
+    """The flags of the layers that a function's graph calls."""
     handles = {id(handle(variable)) for variable in graph.variables}
     with _lock:
         flags = list(_all)
@@ -77,9 +70,9 @@ def of_graph(graph: tf.Graph) -> list[UpdateFlag]:
 
 
 def handle(value: object) -> object:
-    """A variable's handle, here; a tensor, or what has no handle, as it is."""
+    """A variable's handle on this device, or the value itself."""
     try:
         return getattr(value, "handle", value)
     except ValueError:
-        # A mirrored variable has none outside of its replicas.
+        # A mirrored variable has no handle outside of replicas.
         return value

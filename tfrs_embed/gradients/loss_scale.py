@@ -1,14 +1,14 @@
-"""The loss scale, as a backward pass knows it.
+"""Divides tables' gradients by the loss scale.
 
 Under mixed_float16 Keras multiplies the loss by a scale and divides the
 variables' gradients by it before they are applied. A table's update happens in
-the backward pass, between the two, and must divide by the same scale. Keras
-doesn't tell a layer about it. So what `get_scaled_loss` returns, in Keras 3
-`scale_loss`, goes through a gradient of our own, which says so to the backward
-pass that comes by: each pass has the scale of its own loss, whatever other
-losses, models and threads there are.
+the backward pass, between the two, and must divide by the same scale, which
+Keras doesn't tell layers. So the result of `get_scaled_loss`, in Keras 3 of
+`scale_loss`, gets a custom gradient, which tells the running pass the
+optimizer. Each pass knows the scale of its own loss, with any number of losses,
+models and threads.
 
-A loss that was scaled by other means can't be noticed.
+A loss that was scaled by other means is not noticed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import custom_gradients as lifetime
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import custom_gradients, kerases
 from tfrs_embed.gradients import flag, passes
 
 
 @functools.cache
 def install(keras: Any) -> None:
-    """Makes a Keras's optimizers note what they scale; idempotent.
-
-    Args:
-        keras: tf_keras or Keras 3.
-    """
+    """Marks the losses that a Keras's optimizers scale; idempotent."""
     scaling = keras.mixed_precision.LossScaleOptimizer
     if keras.__name__ == kerases.TF_KERAS:
         name, kinds = "get_scaled_loss", scaling.__subclasses__()
     else:
-        # There every optimizer can have a fixed factor.
+        # In Keras 3 every optimizer can have a fixed loss scale.
         name = "scale_loss"
         kinds = [scaling, *keras.optimizers.Optimizer.__mro__]
     for kind in kinds:
@@ -57,26 +52,27 @@ def _noting(method: Any) -> Any:
 
 
 def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
-    """The same loss, whose gradient says which optimizer scaled it."""
+    """Returns the loss with a gradient that tells passes its optimizer."""
     ended = False
 
-    @lifetime.custom_gradient
+    @custom_gradients.custom_gradient
     def mark(loss: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             if not ended:
-                # A ForwardAccumulator's, which runs as soon as it is recorded.
+                # A ForwardAccumulator calls this while it records.
                 return gradient
             running = passes.here()
             if running:
                 running[-1].scale(optimizer)
                 return gradient
-            # A function's own gradient, for passes that are not known yet.
+            # In a function's own gradient the passes are unknown.
             for each in flag.of_graph(loss.graph):
                 raise NotImplementedError(
                     f"Layer '{each.layer}': the loss is scaled in a "
                     "tf.function that calls the layer, and the gradient is "
                     "taken outside of it, so what to divide the tables' "
-                    "gradients by isn't known. Scale the loss beside the tape."
+                    "gradients by isn't known. Scale the loss in the function "
+                    "that takes the gradient."
                 )
             return gradient
 

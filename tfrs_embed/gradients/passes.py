@@ -1,4 +1,4 @@
-"""The gradients that programs take, and whether these ask for a table's."""
+"""The gradients that programs take, and whether they ask for a table's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import custom_gradients as lifetime
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import custom_gradients, kerases
 from tfrs_embed.gradients.flag import (
     NOT_ASKED,
     UNSAID,
@@ -31,11 +30,11 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-# The graphs in which `no_updates` is in effect, and how many of its blocks.
+# The number of `no_updates` blocks in effect, by graph.
 _constant: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-# By tape: its record, which `tape.reset` replaces, and the flags of the
-# functions whose gradients have updated tables.
+# By tape: its record, which `tape.reset` replaces, and the flags of functions
+# whose gradients have updated tables.
 _updated: weakref.WeakKeyDictionary[
     tf.GradientTape, tuple[Any, weakref.WeakSet[UpdateFlag]]
 ] = weakref.WeakKeyDictionary()
@@ -44,14 +43,9 @@ _updated: weakref.WeakKeyDictionary[
 class Pass:
     """A call of `tape.gradient`, while it runs.
 
-    Args:
-        tape: the tape.
-        sources: the nest of tensors and variables whose gradients are asked
-            for.
-
     Attributes:
-        graph: the graph that it is traced in; see `graph`.
-        sources: the nest of sources.
+        graph: the graph that the call is traced in; see `graph`.
+        sources: the nest of sources, tensors and variables.
     """
 
     __slots__ = ("_places", "_scales", "_tape", "_values", "graph", "sources")
@@ -60,22 +54,22 @@ class Pass:
         self.graph = graph()
         self._tape = tape
         self.sources = sources
-        # The places of sources, by the ids of their handles.
+        # The indices of sources by the ids of their handles.
         self._places: dict[int, int] | None = None
-        # The `LossScaleOptimizer`s that scaled its loss.
+        # The `LossScaleOptimizer`s that scaled the loss.
         self._scales: list[Any] = []
-        # The values that it gave to flags.
+        # The values of the flags that this pass has set.
         self._values: dict[UpdateFlag, Any] = {}
 
     def asks_for(self, variable: tf.Variable) -> bool:
-        """Whether it was asked for a variable's gradient."""
+        """Whether a variable is among the sources."""
         return self._place(variable) is not None
 
     def scale(self, optimizer: Any) -> None:
-        """Notes that the gradients that follow are of a scaled loss.
+        """Notes that the loss was scaled, for the gradients that follow.
 
         Raises:
-            ValueError: another optimizer has scaled the loss, too, and a
+            ValueError: another optimizer has scaled the loss too, and a
                 function's gradient is to update tables.
         """
         if not any(optimizer is known for known in self._scales):
@@ -85,13 +79,10 @@ class Pass:
                 self._assign(flag, self._scale_of(flag))
 
     def scaled_by(self, layer: str) -> Any:
-        """The `LossScaleOptimizer` that scaled its loss, or None.
-
-        Args:
-            layer: the name of the layer whose tables are updated, for errors.
+        """The `LossScaleOptimizer` that scaled the loss, or None.
 
         Raises:
-            ValueError: several did.
+            ValueError: several did; the error names the layer.
         """
         if len(self._scales) > 1:
             raise ValueError(
@@ -103,14 +94,10 @@ class Pass:
         return self._scales[0] if self._scales else None
 
     def register(self, flag: UpdateFlag) -> None:
-        """Tells a flag whether this pass asks for the update.
+        """Tells a flag that a function's gradient reads whether to update.
 
-        A flag is left alone if the tape hasn't seen its layer: another thread's
-        pass may be about to read it, and a graph is not to refer to other
-        models.
-
-        Args:
-            flag: a flag that a function's gradient reads.
+        Only if the tape has seen the flag's layer: another thread's pass may be
+        about to read the flag, and a graph must not refer to other models.
         """
         if flag in self._values or not self._sees(flag.weight):
             return
@@ -124,10 +111,10 @@ class Pass:
             where: Any = tf.init_scope()
         else:
             where = self.graph.as_default()
-            # The graph calls a function that reads the layer's tables. A
-            # gradient that somebody gives it must not keep it, and them.
-            lifetime.move_all(self.graph)
-        # A function's gradient may be what is traced now.
+            # The graph calls a function that reads the layer's tables. The
+            # gradient function must keep neither graph nor tables.
+            custom_gradients.move_all(self.graph)
+        # A function's gradient may be traced now.
         with where:
             if not asks or again:
                 self._assign(flag, NOT_ASKED)
@@ -151,8 +138,8 @@ class Pass:
         for flag, value in self._values.items():
             place = self._place(flag.weight)
             found = flat[place] if flat and place is not None else None
-            # TensorFlow may inline a function that a graph calls. Then only
-            # what it returns is computed after it has read its flag.
+            # TensorFlow may inline functions; then only their results are
+            # computed after the flag is read.
             waits = [] if found is None else [tf.identity(found)]
             with tf.control_dependencies(waits):
                 flag.variable().assign(_value(around, flag))
@@ -213,7 +200,7 @@ def _value(passes: Sequence[Pass], flag: UpdateFlag) -> Any:
 
 
 def read(flag: UpdateFlag) -> tf.Tensor:
-    """A flag's value when the function runs that is being traced."""
+    """The value of a flag when the function being traced will run."""
     flag.used = True
     for running in all_passes():
         running.register(flag)
@@ -221,14 +208,7 @@ def read(flag: UpdateFlag) -> tf.Tensor:
 
 
 def duplicate_update_error(layer: str) -> RuntimeError:
-    """The error of a second update from one lookup.
-
-    Args:
-        layer: the layer's name.
-
-    Returns:
-        The error.
-    """
+    """Makes the error of a second update from one lookup."""
     return RuntimeError(
         f"Layer '{layer}': the gradient of one lookup is taken a second time, "
         "by a persistent tape, or by several. Its tables are updated in the "
@@ -236,7 +216,7 @@ def duplicate_update_error(layer: str) -> RuntimeError:
         "once, of the sum of all losses; other gradients can be taken as often "
         "as wanted if the layer's variables are not among the sources. Of a "
         "layer that is called in a tf.function of its own a persistent tape "
-        "takes one gradient, of whatever lookup. See docs/gradients.md."
+        "takes one gradient, of any lookup. See docs/gradients.md."
     )
 
 
@@ -259,7 +239,7 @@ def all_passes() -> list[Pass]:
 
 
 def updates_allowed() -> bool:
-    """Whether this is outside of all blocks of `no_updates`."""
+    """Whether no block of `no_updates` is in effect."""
     if not _constant:
         return True
     current = tf.compat.v1.get_default_graph()
@@ -276,8 +256,8 @@ def no_updates() -> Iterator[None]:
 
     Layers that are called inside look their features up, and no gradient
     reaches their tables; a `tape.gradient` inside updates none either. It
-    holds for this thread, for the replicas of a `strategy.run` in it, and for a
-    `tf.function` that is traced inside, for good.
+    holds for this thread, for the replicas of a `strategy.run` in it, and
+    permanently for a `tf.function` that is traced inside.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -292,8 +272,8 @@ def no_updates() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    # Each thread has a graph of its own, eagerly too. The threads of replicas
-    # enter that of the thread that runs them.
+    # Each thread has its own default graph, eagerly too. Replicas' threads
+    # enter the graph of the thread that runs them.
     current = tf.compat.v1.get_default_graph()
     _constant[current] = _constant.get(current, 0) + 1
     try:
@@ -309,7 +289,7 @@ def install() -> None:
     """Makes each `tape.gradient` a `Pass` while it runs; idempotent."""
     gradient = tf.GradientTape.gradient
 
-    # For AutoGraph it is TensorFlow's.
+    # `wraps` lets AutoGraph take it for TensorFlow's.
     @functools.wraps(gradient)
     def noting(
         self: tf.GradientTape,

@@ -14,7 +14,7 @@ from tfrs_embed.gradients.flag import NOT_ASKED, UNSAID, UpdateFlag
 
 
 class _Engine(Protocol):
-    """What an update needs of an engine; see `engines.engine.Engine`."""
+    """The part of `engines.engine.Engine` that updates need."""
 
     @property
     def features(self) -> Sequence[Any]: ...
@@ -29,7 +29,7 @@ class Lookup:
     """A lookup that a gradient may be taken of.
 
     Attributes:
-        graph: where it is; see `passes.graph`.
+        graph: the lookup's graph; see `passes.graph`.
         ended: whether the lookup has returned.
         updated: whether its gradient has updated the tables.
     """
@@ -43,13 +43,8 @@ class Lookup:
 class TableUpdate:
     """Updates an engine's tables in the backward passes that ask for it.
 
-    Args:
-        name: the layer's name, for errors.
-        engine: the engine.
-        trigger: the scalar weight whose gradient is asked for.
-
     Attributes:
-        flag: tells a function's own gradient what the running pass asks.
+        flag: tells a function's own gradient whether to update.
         saved_with: the options of the last SavedModel that holds the layer.
     """
 
@@ -85,11 +80,11 @@ class TableUpdate:
 
         Raises:
             RuntimeError: the lookup's gradient has updated the tables before.
-            NotImplementedError: they can't be updated where this is, or a
+            NotImplementedError: they can't be updated in this graph, or a
                 `tf.autodiff.ForwardAccumulator` has a tangent of the weight.
         """
         if not lookup.ended:
-            # An accumulator runs a backward function when it is recorded.
+            # An accumulator calls backward functions while it records.
             raise NotImplementedError(
                 f"Layer '{self._name}' can't be differentiated forward, by a "
                 "tf.autodiff.ForwardAccumulator, with respect to its tables. "
@@ -101,7 +96,7 @@ class TableUpdate:
         branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
         in_branch = branch and lookup.graph is not graph
         if in_branch and not running:
-            # Its gradient is traced for the pass that asks for it.
+            # The branch's gradient is traced for the pass that asks for it.
             running = passes.all_passes()
         # The lookup may be in a tf.function of its own, whose gradient is
         # traced once, for all passes.
@@ -112,12 +107,12 @@ class TableUpdate:
         ):
             return tf.zeros_like(trigger)
         if save_context.in_save_context() and not (
-            # It is traced for a training step that is saved, or the SavedModel
-            # holds all of the layer.
+            # Traced for a training step that is saved, or the SavedModel holds
+            # all of the layer.
             passes.all_passes()
             or self.saved_with is save_context.get_save_options()
         ):
-            # Keras's `model.export` brings what the forward pass reads.
+            # `model.export` of Keras saves only variables of forward passes.
             text = f"Layer '{self._name}' was exported to serve, not to train."
             with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
                 return tf.zeros_like(trigger)
@@ -129,8 +124,8 @@ class TableUpdate:
             )
         ]
         if apart:
-            # TensorFlow runs nothing in such a function that the gradients
-            # don't depend on, so the update has to be one operation that
+            # In such a function TensorFlow only runs operations that the
+            # gradients depend on, so the update has to be one operation that
             # returns a gradient.
             return tf.function(
                 lambda: self._apply_apart(residuals, gradients, trigger),
@@ -139,7 +134,7 @@ class TableUpdate:
         if lookup.updated:
             raise passes.duplicate_update_error(self._name)
         lookup.updated = True
-        # What a pass calls while it runs has gradients that are scaled alike.
+        # Inner passes have the loss scale of the outer ones.
         scales = [p.scaled_by(self._name) for p in running]
         scaled_by = next((s for s in scales[::-1] if s is not None), None)
         if scaled_by is not None:
@@ -152,11 +147,7 @@ class TableUpdate:
     def _require_once(
         self, lookup: Lookup, graph: Any, in_branch: bool
     ) -> None:
-        """Requires that what a graph does is done once for each lookup.
-
-        Raises:
-            NotImplementedError: it isn't.
-        """
+        """Raises a NotImplementedError if a graph may run several times."""
         if in_branch:
             raise NotImplementedError(
                 f"Layer '{self._name}' is called inside a tf.cond or "
@@ -188,8 +179,8 @@ class TableUpdate:
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
 
-        # Where the loss scale was too large Keras skips the step and lowers
-        # it. It has to know: an infinite gradient tells it.
+        # If the loss scale was too large, Keras skips the step and lowers the
+        # scale. An infinite gradient tells Keras.
         infinite = tf.fill(tf.shape(trigger), float("inf"))
         if together := self._engine.together:
             good = together.all_agree(good)
@@ -202,11 +193,11 @@ class TableUpdate:
         if strategies.in_tpu_replica():
             raise NotImplementedError(
                 f"Layer '{self._name}' is called in a tf.function of its own "
-                "in a TPU's program, which can't read what a gradient is taken "
-                "for. Call the layer in the function that strategy.run runs."
+                "in a TPU's program, which can't know the sources of a "
+                "gradient. Call the layer in the function that strategy.run "
+                "runs."
             )
-        # The operation that sets the flag runs before the gradients that this
-        # function receives.
+        # The flag is set before this function receives gradients.
         gradients = [tf.identity(g) for g in gradients]
         with tf.control_dependencies(gradients):
             scale = passes.read(self.flag)
@@ -214,8 +205,8 @@ class TableUpdate:
             tf.not_equal(scale, UNSAID),
             [
                 f"Layer '{self._name}' is called in a tf.function of its own, "
-                "whose gradient is taken by what doesn't say whether it asks "
-                "for the layer's tables: tf.gradients, a "
+                "whose gradient is taken without saying whether it asks for "
+                "the layer's tables: by tf.gradients, a "
                 "tf.autodiff.ForwardAccumulator around the function, a tape "
                 "that doesn't watch the layer's variables, a function that was "
                 "loaded from a SavedModel, or another thread with the same "
@@ -247,11 +238,11 @@ def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
 
 
 def _as_vectors(gradient: Any, dim: int) -> tf.Tensor:
-    """An output's gradient as that of its vectors, [count, dim] float32."""
-    # That of a gather is of the rows that it took.
+    """An output's gradient, reshaped to [count, dim] float32."""
+    # The gradient of a gather is IndexedSlices.
     gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
     if gradient.shape.rank != 2:
         return tf.reshape(gradient, [-1, dim])
-    # That of a concatenation doesn't always say so.
+    # The gradient of a concatenation may have an unknown shape.
     gradient.set_shape([None, dim])
     return gradient

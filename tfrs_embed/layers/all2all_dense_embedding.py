@@ -33,14 +33,14 @@ class All2AllDenseEmbedding(TableLayer):
 
     The arguments and shapes are those of the layer of this name in NVIDIA's
     Sparse Operation Kit. Each replica looks up its own part of the batch. A
-    key's row is on the replica that a hash of the key says, or, without
+    key's row is on the replica given by a hash of the key, or, without
     `use_hashtable`, on replica key % replicas; keys, rows and gradients are
     exchanged all to all. Gradients are summed over the replicas. With one
     replica, and with no strategy, nothing is exchanged.
 
     With `use_hashtable` keys have any value: the table is one with
     `DynamicKeys`. A key gets a row in the first step that updates the table; a
-    lookup for training gives it its initial values already. Elsewhere a key
+    lookup for training returns its initial values before. Otherwise a key
     without a row gives zeros. A step whose keys don't all find room is an error
     on all replicas, and changes nothing. Without `use_hashtable` the key is the
     row.
@@ -64,7 +64,7 @@ class All2AllDenseEmbedding(TableLayer):
         5
 
     Args:
-        max_vocabulary_size_per_gpu: rows on each replica, on whatever device.
+        max_vocabulary_size_per_gpu: rows on each replica, also on CPUs.
         embedding_vec_size: width of a row.
         slot_num: number of slots of a sample.
         nnz_per_slot: number of keys of a slot.
@@ -74,26 +74,26 @@ class All2AllDenseEmbedding(TableLayer):
             max_vocabulary_size_per_gpu * replicas - 1.
         key_dtype: the dtype of the inputs: int32, int64, uint32 or uint64.
         embedding_initializer: initializer of the rows, as in Keras; None:
-            uniform in [-0.05, 0.05]. With `use_hashtable` it has to be one that
-            makes rows by their keys, see docs/dynamic_tables.md. Without a
+            uniform in [-0.05, 0.05]. With `use_hashtable` it must be able to
+            make rows by their keys, see docs/dynamic_tables.md. Without a
             seed, rows then depend on the key and the layer's name.
-        optimizer: trains the table, as in `PartialTPUEmbedding`; None: it is
-            not trained, and no key gets a row.
+        optimizer: trains the table, as in `PartialTPUEmbedding`; None: the
+            table is not trained, and no key gets a row.
         admission: which keys get rows, as in `DynamicKeys`.
-        eviction: which keys lose theirs first, as in `DynamicKeys`. None: none
-            does.
+        eviction: which keys lose their rows first, as in `DynamicKeys`. None:
+            none.
         when_full: "evict", "grow" or "error", as in `DynamicKeys`; None:
             "evict" if there is an eviction rule, else "error".
-        communication_dtype: what rows and gradients are sent as between
-            replicas, as in `PartialTPUEmbedding`.
+        communication_dtype: the dtype that rows and gradients are sent as, as
+            in `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
     Call arguments:
         inputs: keys, a Tensor of `key_dtype`.
         training: whether this is part of a training step. None: whether the
-            call is on a gradient tape. False: the table is a constant, which
-            has no gradient.
+            call is on a gradient tape. False: the table is a constant without
+            a gradient.
 
     Input shape:
         [batch, slot_num, nnz_per_slot]; with `dynamic_input` [k].
@@ -103,16 +103,16 @@ class All2AllDenseEmbedding(TableLayer):
 
     Attributes:
         table: the table, whose `variables` a checkpoint holds as
-            `<layer>/table/<name>`, whatever the number of replicas: rows as
-            "parameters", and the optimizer's slots. With `use_hashtable` these
-            are of the keys that have rows, which are in "keys", ascending and
-            int64 (those of uint64 have the same bits). The table then has the
-            methods of a table with `DynamicKeys`.
+            `<layer>/table/<name>`, for any number of replicas: rows as
+            "parameters", and the optimizer's slots. With `use_hashtable` they
+            have a row for each key in "keys", ascending and int64 (those of
+            uint64 have the same bits), and the table has the methods of a table
+            with `DynamicKeys`.
         step: the number of updates made.
 
     Raises:
         ValueError: an argument is out of range, or inputs of another shape.
-        TypeError: something is of a wrong kind, or inputs of another dtype.
+        TypeError: an argument is of a wrong kind, or inputs of another dtype.
         NotImplementedError: the strategy has no collectives for it.
         RuntimeError: the layer is called under another strategy than it was
             made under.
@@ -121,7 +121,7 @@ class All2AllDenseEmbedding(TableLayer):
     """
 
     _CHECKPOINTED = (_TABLE, "step")
-    # Conversions of files know the layer by it.
+    # Conversions of checkpoint files use this name.
     _ENGINE_NAME = "engine"
 
     @named
@@ -170,7 +170,7 @@ class All2AllDenseEmbedding(TableLayer):
             elif given := [n for n, each in rules.items() if each is not None]:
                 raise ValueError(
                     "with use_hashtable=False every key has its row: "
-                    f"{', '.join(given)} can't be honoured."
+                    f"{', '.join(given)} must be left out."
                 )
             arguments = TableArguments(
                 max_vocabulary_size_per_gpu=rows,
@@ -202,7 +202,7 @@ class All2AllDenseEmbedding(TableLayer):
         self.table: TableState = self.tables[_TABLE]
 
     if TYPE_CHECKING:
-        # To a type checker Keras's own is Any.
+        # Type checkers see Keras's `__call__` as Any.
         def __call__(  # type: ignore[override]
             self, inputs: Any, *, training: bool | None = None
         ) -> tf.Tensor:
@@ -229,16 +229,10 @@ class All2AllDenseEmbedding(TableLayer):
         return super().call(keys, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """The shape of the output for keys of `input_shape`.
-
-        Args:
-            input_shape: the keys' shape.
-
-        Returns:
-            That shape + [embedding_vec_size].
+        """The input's shape + [embedding_vec_size].
 
         Raises:
-            ValueError: the arguments say another shape.
+            ValueError: the arguments say another input shape.
         """
         shape, [feature] = tf.TensorShape(input_shape), self._spec.features
         wanted = tf.TensorShape(feature.output_shape)
@@ -268,7 +262,7 @@ class All2AllDenseEmbedding(TableLayer):
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:
-        """The table's optimizer, or None if it is not trained.
+        """The table's optimizer, or None if the table is not trained.
 
         Assigning its `learning_rate` takes effect at the next step.
         """
@@ -287,7 +281,7 @@ class All2AllDenseEmbedding(TableLayer):
     def size(self) -> int:
         """The number of keys that have rows, of all shards.
 
-        With several workers it is a collective: all of them must ask.
+        With several workers it is a collective: all of them must call it.
 
         Raises:
             AttributeError: `use_hashtable` is False.
@@ -296,10 +290,11 @@ class All2AllDenseEmbedding(TableLayer):
 
     @property
     def load(self) -> float:
-        """How full the fullest shard is, from 0 to 1.
+        """The share of rows in use, 0 to 1, of the fullest shard.
 
         A step that needs more than 1 is an error, unless the table evicts or
-        grows. With several workers it is a collective: all of them must ask.
+        grows. With several workers it is a collective: all of them must call
+        it.
 
         Raises:
             AttributeError: `use_hashtable` is False.

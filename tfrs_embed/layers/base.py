@@ -1,8 +1,9 @@
-"""What layers of this library are, whatever Keras they are layers of.
+"""The base of all layers, independent of the Keras.
 
-A layer has a body, which is free of Keras: its arguments, its configuration,
-its engines. A front makes a layer of tf_keras, or of Keras 3, of it. The body's
-class comes before the front's among the bases of the class that users make.
+A layer is a body, which knows no Keras: its arguments, configuration, engines.
+A front (`keras2.py`, `keras3.py`) makes a layer of a Keras from the body: the
+class that users construct inherits from the body, then from the front's
+`_Layer`.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ import tensorflow as tf
 from tfrs_embed.compat import arguments
 from tfrs_embed.layers import errors, other_keras
 
-#: Changes the ids of a feature. It is also given what errors call these, the
-#: dtype that ids have, and whether they are ragged; None: that is not known.
+#: Changes a feature's ids. Takes the ids, their name in errors, their dtype,
+#: and whether they are ragged (None: unknown).
 ChangeIds = Callable[[Any, str, tf.DType, bool | None], Any]
 
-# The arguments that Keras takes out of a call, and that most calls have.
+# Frequent arguments of calls, known to all layers.
 _OF_CALLS = ("training", "mask", "weights")
 
 
 class Layer:
     """The body of a layer."""
 
-    # What a front brings, besides the methods below.
-    #: Its Keras's package.
+    # Defined by fronts.
+    #: The package of the Keras.
     _keras: ClassVar[Any]
-    #: The layer of small tables, which the model's optimizer trains.
+    #: The layer class of small tables, which the model's optimizer trains.
     _embedding_class: ClassVar[Any]
-    #: The layer around engines.
+    #: The layer class around engines.
     _engine_layer_class: ClassVar[Any]
-    #: Makes a layer's name of a table's.
+    #: Converts a table's name to a layer's name.
     _layer_name: ClassVar[Any]
-    #: Whether the Keras calls a model with placeholders, for shapes.
+    #: Whether Keras is calling a model with placeholders, for shapes.
     _traces_shapes: ClassVar[Any]
 
     if TYPE_CHECKING:
-        # A Keras's own, which the front brings.
+        # Defined by Keras's layers.
         name: str
         trainable: bool
         built: bool
@@ -53,7 +54,7 @@ class Layer:
         get_config: Any
         _track_trackable: Any
         _trackable_children: Any
-        #: Takes a weight's name, and the arguments of Keras's `add_weight`.
+        #: Takes a weight's name, and the arguments of `add_weight`.
         _add_variable: Any
 
         def __init__(self, **kwargs: Any) -> None:
@@ -64,8 +65,8 @@ class Layer:
         """Calls the layer, as every Keras layer is called.
 
         Raises:
-            TypeError: an argument is misspelt; or the layer is called by a
-                model, or with inputs, of the other Keras.
+            TypeError: an argument is misspelt; or a model of the other Keras
+                calls the layer, or the inputs are of the other Keras.
         """
         other_keras.refuse_call(self.name, self._keras, (args, kwargs))
         rare = [name for name in kwargs if name not in _OF_CALLS]
@@ -77,9 +78,9 @@ class Layer:
         inputs = args[0] if args else kwargs.get("inputs")
         if inputs is not None:
             if self._traces_shapes():
-                # A Keras rebuilds a loaded model of the shapes of its inputs
-                # alone, and takes all of them for dense floats. Such a graph
-                # never runs, so weights are left out.
+                # Keras rebuilds a loaded model from the shapes of its inputs
+                # alone, with dense floats. Such a graph never runs, so weights
+                # are left out.
                 inputs = self._map_ids(_as_ids, inputs)
                 args = args[:1]
                 kwargs.pop("weights", None)
@@ -91,22 +92,22 @@ class Layer:
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def _prepare(self, inputs: Any) -> Any:
-        """What Keras is given for inputs."""
+        """Converts a call's inputs for Keras."""
         return inputs
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        """A call's inputs, in which the ids of each feature are changed."""
+        """Applies `change` to the ids of each feature of a call's inputs."""
         return tf.nest.map_structure(
             lambda ids: change(ids, "ids", tf.int64, False), inputs
         )
 
 
 def _as_ids(ids: Any, _: str, dtype: tf.DType, ragged: bool | None) -> Any:
-    """Makes ids of a placeholder of floats; other tensors stay as they are."""
+    """Converts float placeholders to ids; returns other tensors unchanged."""
     if not (isinstance(ids, tf.Tensor) and ids.dtype.is_floating):
         return ids
     if ragged is None:
-        # Dense ids seldom have an unknown width, ragged ones always.
+        # Dense ids rarely have an unknown width; ragged ids always have.
         ragged = ids.shape.rank == 2 and ids.shape[1] is None
     ids = tf.as_string(ids) if dtype == tf.string else tf.cast(ids, dtype)
     return tf.RaggedTensor.from_tensor(ids) if ragged else ids

@@ -12,11 +12,8 @@ from tfrs_embed.configs.tables import FeatureConfig, FeatureSpec
 def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
     """Gives a feature an output_shape, so that dense ids are combined.
 
-    Its batch_size becomes that of one of the replicas.
-
-    Raises:
-        ValueError: the declared shapes contradict each other, or the batch
-            can't be divided.
+    Its batch_size becomes that of one replica. Raises a ValueError if the
+    declared shapes contradict each other, or the batch can't be divided.
     """
     declared, output = feature.input_shape, feature.output_shape
     if output is None and feature.max_sequence_length:
@@ -42,7 +39,7 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
             f"{feature}: a batch of {batch} can't be divided among {replicas} "
             "replicas."
         )
-    # Each id by itself: then a row of ragged ids is a sequence of them.
+    # Ids are not combined: a row of ragged ids is then a sequence.
     alone = declared is None or len(declared) == len(output)
     return dataclasses.replace(
         combined,
@@ -54,9 +51,10 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
 def _common_batch(
     ids: tuple[int | None, ...], bags: tuple[int | None, ...], length: int
 ) -> int | None:
-    """The batch of ids that become bags; 0 if they can't."""
+    """The batch size of ids and bags; 0: these ids can't become such bags."""
     wanted = tf.TensorShape(bags)
-    # Ids each by itself, combined over the last dimension, or in a sequence.
+    # The three cases: ids not combined, combined over the last dimension, or in
+    # a sequence.
     for shape in (ids, ids[:-1], (*ids[:-1], length)):
         if shape and wanted.is_compatible_with(shape):
             return wanted.merge_with(shape).as_list()[0]

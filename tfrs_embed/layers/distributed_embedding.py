@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tfrs_embed.configs.plan import Plan
 
-# The key by which results of `preprocess` are known.
+# The key that marks a result of `preprocess`.
 _PREPROCESSED = "preprocessed_inputs"
 
 
@@ -39,8 +39,8 @@ class DistributedEmbedding(TableLayer):
 
     It has the configurations and the calls of
     `keras_rs.layers.DistributedEmbedding`. Every table is trained by its own
-    optimizer, row by row, whatever `model.compile` says: on one device, sharded
-    or mirrored over the replicas of a GPU cluster, or on SparseCores.
+    optimizer, row by row, not by that of `model.compile`: on one device,
+    sharded or copied over the replicas of a GPU cluster, or on SparseCores.
 
     Example:
         >>> movies = tfrs_embed.TableConfig(
@@ -60,7 +60,8 @@ class DistributedEmbedding(TableLayer):
         >>> vectors["history"].shape
         TensorShape([2, 64])
 
-    Tables go where their `placement` says:
+    A table's `placement` is one of these; `layer.placement` has the result,
+    with reasons:
 
     - "auto": tables with more than `size_threshold` rows are sharded by row
       over the replicas of a MirroredStrategy or MultiWorkerMirroredStrategy, or
@@ -69,48 +70,46 @@ class DistributedEmbedding(TableLayer):
     - "replicated", or "default_device": the device of the rest of the model;
       with several replicas each has a copy.
     - "row", or "sharded": sharded by row; "column": the columns over some
-      replicas; "table": whole on one. On one replica it has the table. An error
+      replicas; "table": whole on one. One replica has the whole table. An error
       on TPUs.
-    - "sparsecore" demands it: an error elsewhere.
-
-    `layer.placement` says where each table is, and why.
+    - "sparsecore": on SparseCores. An error elsewhere.
 
     Args:
         feature_configs: a `FeatureConfig`, of this library, of
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
-            nesting of dicts, lists and tuples of them. Features that name the
-            same table object share it.
-        table_stacking: which tables SparseCores hold as one: "auto", those of
-            one width and optimizer; None, none; a list of names, those tables
-            and no others; a list of such lists. Checked everywhere, read on
-            SparseCores only.
-        update_stats: whether `preprocess(..., training=True)` measures what its
-            batches ask of SparseCores, and raises their limits; see there.
+            nesting of dicts, lists and tuples of them. Features with the same
+            table object share it.
+        table_stacking: the tables that SparseCores hold as one: "auto": those
+            of one width and optimizer; None: none; a list of names: those
+            tables and no others; a list of such lists. Checked everywhere, read
+            on SparseCores only.
+        update_stats: whether `preprocess(..., training=True)` measures its
+            batches, and raises the limits of SparseCores to their needs.
         strict_shapes: whether ids must have their features' input_shape
             exactly. By default a batch may be smaller, rows of ragged and
             sparse ids may be shorter, and a column of ids stands for a vector.
-        optimizer: of tables that have none of their own; see
+        optimizer: trains tables that have none of their own; see
             `PartialTPUEmbedding`.
         pipeline_execution_with_tensor_core: see `PartialTPUEmbedding`.
         size_threshold: number of rows above which a table is large. 0 makes
             every table large, None none.
         sparse_core_embedding_config: see `PartialTPUEmbedding`. Its limits are
-            by stack, and win over the tables' max_ids_per_partition.
+            by stack, and overrule the tables' max_ids_per_partition.
         embedding_feature: see `PartialTPUEmbedding`.
         invalid_ids: see `PartialTPUEmbedding`.
-        plan: what `tfrs_embed.plan` returned for these tables and this number
-            of replicas: it places each table, whatever size_threshold and the
-            table's own placement say. On one replica it says nothing.
+        plan: the result of `tfrs_embed.plan` for these tables and this number
+            of replicas. It places each table, and overrules size_threshold and
+            the table's own placement. Not read on one replica.
         communication_dtype: see `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
     Call arguments:
-        inputs: ids in the nesting of `feature_configs`, or what `preprocess`
-            returned. Each [batch] or [batch, k] integers of any dtype, or
+        inputs: ids in the nesting of `feature_configs`, or the result of
+            `preprocess`. Each [batch] or [batch, k] integers of any dtype, or
             strings for a feature with `hashing`: a Tensor, RaggedTensor or
             SparseTensor, a numpy array, also one of arrays of several lengths,
-            or Python's lists.
+            or Python lists.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row lengths or indices of its ids. They get no gradient.
         training: see `PartialTPUEmbedding`.
@@ -118,18 +117,18 @@ class DistributedEmbedding(TableLayer):
 
     Output shape:
         The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
-        are combined by the table's combiner; dim is the table's width, or that
-        which the feature's `hashing` gives it. With an output_shape of more
+        are combined by the table's combiner; dim is the table's width, or the
+        width that the feature's `hashing` gives. With an output_shape of more
         dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
         and sparse ids have a row for each vector. A sequence feature gives
-        [batch, max_sequence_length, dim], with a Keras mask that says which
-        positions hold an id. All in the layer's compute dtype.
+        [batch, max_sequence_length, dim], with a Keras mask of the positions
+        that hold an id. All in the layer's compute dtype.
 
     Raises:
-        ValueError: a setting is out of range or can't be honoured, or two
-            tables have one name.
-        TypeError: something is of a wrong kind.
-        NotImplementedError: the strategy has no engine for the tables.
+        ValueError: a setting is out of range or not supported, or two tables
+            have one name.
+        TypeError: an argument is of a wrong kind.
+        NotImplementedError: no engine for the tables supports the strategy.
         RuntimeError: the layer is called under another strategy than it was
             made under; or SparseCores without TensorFlow's wheel for TPUs.
     """
@@ -175,20 +174,15 @@ class DistributedEmbedding(TableLayer):
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
             raise ValueError(
-                f"No feature may be called '{_PREPROCESSED}': that is what "
-                "preprocess returns."
+                f"No feature may have the name '{_PREPROCESSED}', which marks "
+                "results of preprocess."
             )
         replicas = self._strategy.num_replicas_in_sync
-        spec = dataclasses.replace(
-            spec,
-            features=tuple(
-                with_output_shape(f, replicas) for f in spec.features
-            ),
-        )
-        self._place(spec, arguments)
+        features = tuple(with_output_shape(f, replicas) for f in spec.features)
+        self._place(dataclasses.replace(spec, features=features), arguments)
 
     def _prepare(self, inputs: Any) -> Any:
-        # Keras would make a tensor of each number in a list.
+        # Keras would convert each number of a list to a tensor.
         if _is_preprocessed(inputs):
             return inputs
         return self._map_ids(lambda ids, what, *_: to_tensor(ids, what), inputs)
@@ -196,7 +190,7 @@ class DistributedEmbedding(TableLayer):
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
             return super()._map_ids(change, inputs)
-        # Without the weights, which are left out here.
+        # Weights are left out here.
         ids = super()._map_ids(change, inputs[_PREPROCESSED]["inputs"])
         return {_PREPROCESSED: {"inputs": ids}}
 
@@ -209,30 +203,29 @@ class DistributedEmbedding(TableLayer):
         *,
         partial: bool = False,
     ) -> dict[str, Any]:
-        """Makes tensors of a batch's ids and weights, and checks them.
+        """Converts a batch's ids and weights to tensors, and checks them.
 
-        No call needs it. In an input pipeline it takes work off the training
-        step, and reports bad input where it is made.
+        Calls don't need it. In an input pipeline it takes work off the training
+        step, and reports bad input at its source.
 
         Args:
             inputs: a global batch's ids, as the layer is called with them.
             weights: their weights.
-            training: whether the batch is for training. With `update_stats`
-                the limits of SparseCores are then raised to what the batch
-                needs, if that is more. Functions that were traced before keep
-                theirs, so measure before training.
-            partial: whether features may be left out. What is returned is then
-                for a call with partial=True.
+            training: whether the batch is for training. With `update_stats` the
+                limits of SparseCores are then raised to the needs of the batch.
+                Functions that were traced before keep theirs, so measure before
+                training.
+            partial: whether features may be left out. The result then needs a
+                call with partial=True.
 
         Returns:
-            What stands for inputs and weights as the layer's `inputs`, also in
-            a tf.data.Dataset.
+            The layer's `inputs`, with weights, also for a tf.data.Dataset.
 
         Raises:
             TypeError: ids or weights of a wrong dtype or kind.
             ValueError: ids or weights of a wrong shape.
-            tf.errors.InvalidArgumentError: values that are wrong.
-            RuntimeError: it is to measure a batch, and is traced.
+            tf.errors.InvalidArgumentError: invalid values.
+            RuntimeError: it should measure a batch, and is traced.
         """
         called = self._read(inputs, weights, bool(partial))
         bags = self._to_bags(called, training=False)
@@ -245,8 +238,8 @@ class DistributedEmbedding(TableLayer):
                 )
             if len(called.places) < len(self._spec.features):
                 raise ValueError(
-                    f"Layer '{self.name}' has update_stats set: a batch that "
-                    "is measured has all features."
+                    f"Layer '{self.name}' has update_stats set: batches for "
+                    "training=True need all features."
                 )
             engine: Any = self._engine
             if isinstance(engine, FixedBatches):
@@ -259,7 +252,7 @@ class DistributedEmbedding(TableLayer):
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """All tables' values by name, deferred updates applied.
 
-        With several workers all of them must ask.
+        With several workers all of them must call it.
 
         Returns:
             Tensors [vocabulary_size, dim] float32 on the host.
@@ -271,29 +264,21 @@ class DistributedEmbedding(TableLayer):
             }
 
     def set_embedding_tables(self, tables: Mapping[str, Any]) -> None:
-        """Sets tables' values; their slots and the step stay what they are.
+        """Sets tables' values; see `load_tables`.
 
         Args:
             tables: see `load_tables`.
-
-        Raises:
-            TypeError: see `load_tables`.
-            ValueError: see `load_tables`.
         """
         self.load_tables(tables)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
-        """The shapes of the outputs.
+        """The shapes of the features' outputs, in their nesting.
 
-        Args:
-            input_shapes: the shapes of the inputs, in their nesting; some may
-                be left out, as in a call with partial=True.
-
-        Returns:
-            A TensorShape for each of these features, in their nesting.
+        `input_shapes` has the inputs' nesting; as in a call with partial=True,
+        features may be left out.
 
         Raises:
-            ValueError: they are not the features' input_shape.
+            ValueError: the shapes are not the features' input_shape.
         """
         structure, features = self._spec.structure, self._spec.features
         given = structure.flatten(input_shapes, "input_shapes", partial=True)
@@ -313,7 +298,7 @@ class DistributedEmbedding(TableLayer):
             if batch is None and shape.rank and shape[0] is not None:
                 batch = shape[0]
                 if feature.sequences is False and shape.rank == 2:
-                    # Rows of ragged or sparse ids, several to a sample.
+                    # Each sample has several rows of ragged or sparse ids.
                     batch //= math.prod(d or 1 for d in rest)
             outputs[i] = tf.TensorShape([batch, *rest, feature.width])
         return structure.pack(outputs)
@@ -324,39 +309,37 @@ class DistributedEmbedding(TableLayer):
         if _is_preprocessed(inputs):
             if weights is not None:
                 raise ValueError(
-                    "What preprocess returned has weights of its own; got "
-                    "others beside it."
+                    "The result of preprocess has weights already; don't give "
+                    "the layer others."
                 )
             given = inputs[_PREPROCESSED]
             inputs, weights = given["inputs"], given.get("weights")
         ids, flat = super()._flatten(inputs, weights, partial)
         for i, feature in enumerate(self._spec.features):
-            if not partial or ids[i] is not None:
-                ids[i] = to_tensor(ids[i], f"{feature}: ids")
-                if flat[i] is not None:
-                    # Rows of one length too, if the ids are ragged.
-                    ragged = isinstance(ids[i], tf.RaggedTensor) or None
-                    what = f"{feature}: weights"
-                    flat[i] = to_tensor(flat[i], what, np.float32, ragged)
+            if partial and ids[i] is None:
+                continue
+            ids[i] = to_tensor(ids[i], f"{feature}: ids")
+            if flat[i] is not None:
+                # Weights are ragged if the ids are, even with rows of one
+                # length.
+                ragged = isinstance(ids[i], tf.RaggedTensor) or None
+                what = f"{feature}: weights"
+                flat[i] = to_tensor(flat[i], what, np.float32, ragged)
         return ids, flat
 
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
     ) -> list[InputShape | None]:
-        # The declared batch is the global one.
+        # The declared batch size is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
+        strict = self._arguments.given["strict_shapes"]
         shapes: list[InputShape | None] = []
         for feature in features:
-            shape = None
-            declared = feature.input_shape
-            if declared is not None:
-                batch, *rest = declared
-                batch = batch and batch // parts
-                shape = InputShape(
-                    (batch, *rest), self._arguments.given["strict_shapes"]
-                )
-            shapes.append(shape)
+            batch, *rest = feature.input_shape or (None,)
+            declared = (batch and batch // parts, *rest)
+            known = feature.input_shape is not None
+            shapes.append(InputShape(declared, strict) if known else None)
         return shapes
 
 

@@ -1,4 +1,4 @@
-"""A layer of one table whose keys come and go."""
+"""A layer of one table with `DynamicKeys`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TABLE = "table"
 class DynamicEmbedding(TableLayer):
     """Looks keys up in one table whose keys come and go.
 
-    It has the words of `tf_keras.layers.experimental.DynamicEmbedding`, which
-    TensorFlow's RFC 446 describes, on a table with `DynamicKeys`: a key gets a
-    row in the first training step that sees it, and the key that occurred least
-    loses its row to another when there is none left. No callback is needed.
+    Its arguments are those of `tf_keras.layers.experimental.DynamicEmbedding`,
+    which TensorFlow's RFC 446 describes, and its table has `DynamicKeys`: a key
+    gets a row in the first training step that sees it; when all rows are taken,
+    the key that occurred least loses its row. No callback is needed.
 
     Example:
         >>> layer = tfrs_embed.DynamicEmbedding(
@@ -48,26 +48,25 @@ class DynamicEmbedding(TableLayer):
     Args:
         output_dim: width of a row.
         initial_vocabulary: keys that have rows from the beginning, [n]; None:
-            none has.
+            no keys.
         eviction_policy: "lfu", "lru", a `TimeToLive`, a function or None: the
             `eviction` of `DynamicKeys`.
-        input_dim: the number of rows. None: that of the initial vocabulary; on
-            several replicas so many more that each of its keys finds a row on
-            its replica.
-        embedding_initializer: initializer of the rows, as in Keras; it has to
-            be one that makes rows by their keys, see docs/dynamic_tables.md.
+        input_dim: the number of rows. None: the number of initial keys; on
+            several replicas as many more as each replica needs for its own.
+        embedding_initializer: initializer of the rows, as in Keras; it must be
+            able to make rows by their keys, see docs/dynamic_tables.md.
             Without a seed, rows depend on the key and the layer's name.
         optimizer: trains the table, as in `PartialTPUEmbedding`.
         key_dtype: the keys' dtype. None: that of the initial vocabulary, or
             int64.
-        combiner: how several keys of a row of ragged or sparse keys become one
-            vector: "sum", "mean" or "sqrtn".
+        combiner: combines a row of ragged or sparse keys to one vector: "sum",
+            "mean" or "sqrtn".
         admission: the `admission` of `DynamicKeys`.
         when_full: the `when_full` of `DynamicKeys`.
         candidates: the `candidates` of `DynamicKeys`.
         max_rows: the `max_rows` of `DynamicKeys`.
-        communication_dtype: what rows and gradients are sent as between
-            replicas, as in `PartialTPUEmbedding`.
+        communication_dtype: the dtype that rows and gradients are sent as, as
+            in `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -86,8 +85,8 @@ class DynamicEmbedding(TableLayer):
 
     Raises:
         ValueError: an argument is out of range.
-        TypeError: something is of a wrong kind.
-        NotImplementedError: the strategy has no engine for the table.
+        TypeError: an argument is of a wrong kind.
+        NotImplementedError: no engine for the table supports the strategy.
     """
 
     @named
@@ -113,29 +112,17 @@ class DynamicEmbedding(TableLayer):
         keras = self._keras
         with errors.of_layer(self.name):
             vocabulary, dtype = _read(initial_vocabulary, key_dtype)
-            keys = DynamicKeys(
-                dtype,
-                admission,
-                eviction_policy,
-                when_full,
-                candidates,
-                max_rows,
-            )
+            rules = admission, eviction_policy, when_full, candidates, max_rows
+            keys = DynamicKeys(dtype, *rules)
             rows = check_integer(input_dim, "input_dim", 1)
             if rows is None:
                 world = self._strategy.num_replicas_in_sync
                 rows = len(vocabulary)
                 if world > 1 and rows:
-                    # Each replica has the rows of its keys.
-                    shards = shards_of(
-                        as_int64(
-                            "initial_vocabulary",
-                            keys.dtype,
-                            vocabulary,
-                            Checks(),
-                        ).numpy(),
-                        world,
-                    )
+                    # Each replica needs rows for its own keys.
+                    name = "initial_vocabulary"
+                    ids = as_int64(name, keys.dtype, vocabulary, Checks())
+                    shards = shards_of(ids.numpy(), world)
                     rows = world * int(np.bincount(shards).max())
             if rows == 0:
                 raise ValueError(
@@ -170,10 +157,8 @@ class DynamicEmbedding(TableLayer):
                 communication_dtype=communication_dtype,
             )
         self._vocabulary = vocabulary
-        spec = configs.parse(
-            configs.FeatureConfig("keys", table), keras, self.name
-        )
-        self._place(spec, arguments)
+        feature = configs.FeatureConfig("keys", table)
+        self._place(configs.parse(feature, keras, self.name), arguments)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """The shape of the output for dense keys of `input_shape`."""
@@ -190,21 +175,19 @@ class DynamicEmbedding(TableLayer):
         super()._make_tables()
         if len(self._vocabulary):
             with tf.init_scope():
-                # What a checkpoint brought is later than the first keys.
+                # A restored checkpoint overrules the initial keys.
                 if not self.table.size:
                     self.table.give_rows(self._vocabulary)
 
 
 def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
-    """Checks an initial vocabulary.
+    """Checks an initial vocabulary, and finds the keys' dtype.
 
-    Returns:
-        The keys, [n] numbers of the table's dtype, or strings as bytes; and the
-        dtype: `key_dtype`, or that of the keys for None.
+    The keys are [n] numbers of that dtype, or strings as bytes.
     """
     if hasattr(vocabulary, "numpy"):
         vocabulary = vocabulary.numpy()
-    # As objects, Python's integers of any size stay what they are.
+    # dtype object keeps Python's integers of any size.
     keys = np.array([] if vocabulary is None else vocabulary, object)
     if keys.ndim != 1:
         raise ValueError(

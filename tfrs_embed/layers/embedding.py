@@ -33,7 +33,7 @@ class Embedding(Layer):
         TensorShape([3, 16])
 
     Args:
-        input_dim: number of rows; valid ids are 0 to one less.
+        input_dim: number of rows; valid ids are 0 to input_dim - 1.
         output_dim: width of a row.
         embeddings_initializer: initializer of the [input_dim, output_dim]
             table, as in Keras.
@@ -73,12 +73,8 @@ class Embedding(Layer):
         for dim, name in ((input_dim, "input_dim"), (output_dim, "output_dim")):
             if as_int(dim) is None:
                 raise TypeError(f"{name} must be an integer, got {dim!r}.")
-        input_dim, output_dim = map(operator.index, (input_dim, output_dim))
-        if input_dim <= 0 or output_dim <= 0:
-            raise ValueError(
-                "Both input_dim and output_dim should be positive, got "
-                f"input_dim={input_dim} and output_dim={output_dim}."
-            )
+            if dim <= 0:
+                raise ValueError(f"{name} must be positive, got {dim}.")
         choice(combiner, (None, *COMBINERS), "combiner")
         if mask_zero and combiner is not None:
             raise ValueError(
@@ -86,17 +82,14 @@ class Embedding(Layer):
                 f"combiner={combiner!r}."
             )
         super().__init__(**kwargs)
-        self.supports_masking = mask_zero
-        self.input_dim = input_dim
-        self.output_dim = output_dim
         keras = self._keras
-        self.embeddings_initializer = keras.initializers.get(
-            embeddings_initializer
-        )
-        self.embeddings_regularizer = keras.regularizers.get(
-            embeddings_regularizer
-        )
-        self.activity_regularizer = keras.regularizers.get(activity_regularizer)
+        self.supports_masking = mask_zero
+        self.input_dim = operator.index(input_dim)
+        self.output_dim = operator.index(output_dim)
+        initializers, regularizers = keras.initializers, keras.regularizers
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
+        self.activity_regularizer = regularizers.get(activity_regularizer)
         self.embeddings_constraint = keras.constraints.get(
             embeddings_constraint
         )
@@ -106,7 +99,7 @@ class Embedding(Layer):
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
         shape = (self.input_dim, self.output_dim)
-        # The model's optimizer makes the slots.
+        # The model's optimizer creates the slots.
         with allocation.naming(
             f"Layer '{self.name}'", shape, self.variable_dtype, 0, None
         ):
@@ -120,7 +113,7 @@ class Embedding(Layer):
         super().build(input_shape)
 
     if TYPE_CHECKING:
-        # To a type checker Keras's own is Any.
+        # Type checkers see Keras's `__call__` as Any.
         def __call__(
             self, inputs: Any, weights: Any = None
         ) -> tf.Tensor | tf.RaggedTensor:
@@ -132,10 +125,7 @@ class Embedding(Layer):
     ) -> tf.Tensor | tf.RaggedTensor:
         """Looks ids up; see the class."""
         output = embedding_lookup(
-            kerases.variable(self.embeddings),
-            inputs,
-            self.combiner,
-            weights,
+            kerases.variable(self.embeddings), inputs, self.combiner, weights
         )
         return tf.cast(output, self.compute_dtype)
 
@@ -151,7 +141,6 @@ class Embedding(Layer):
         return shape + tf.TensorShape([self.output_dim])
 
     def __repr__(self) -> str:
-        """The table's shape and the combiner."""
         if not hasattr(self, "combiner"):
             return super().__repr__()  # It is being made.
         return (
@@ -176,18 +165,14 @@ class Embedding(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """Makes the layer of its config, or of a Keras Embedding's.
+        """Makes the layer from its config, or from that of a Keras Embedding.
 
-        Args:
-            config: what `get_config` of either returned. It is not changed.
-
-        Returns:
-            The layer. `input_length` is dropped: shapes are inferred.
+        `input_length` is dropped: shapes are inferred. `config` isn't changed.
         """
         config = dict(config)
         for key in ("input_length", "batch_input_shape"):
             config.pop(key, None)
-        # Keras 3's Embedding has it, and it says nothing.
+        # Keras 3's Embedding has this key; None is its default.
         if config.get("quantization_config") is None:
             config.pop("quantization_config", None)
         return cls(**config)

@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.compat.private_tensorflow import save_context
-from tfrs_embed.engines.engine import Engine, Pipelined
+from tfrs_embed.engines.engine import Engine, LookupCall, Pipelined
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.layers.base import Layer
@@ -31,15 +31,10 @@ class EngineLayer(Layer):
 
     The tables are not trainable variables: Keras would make dense or
     all-reduced gradients of them. Instead the lookup is a custom gradient of
-    one scalar trainable weight, whose backward pass hands the activations'
-    gradients to the engine, where that weight's gradient is asked for. This
-    gradient itself is zero.
-
-    The layer has no training if no table has an optimizer.
-
-    Args:
-        engine: the engine.
-        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+    one scalar trainable weight. Where that weight's gradient is asked for, the
+    backward pass hands the activations' gradients to the engine; the weight's
+    own gradient is zero. Without a table that has an optimizer, nothing is
+    trained.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:
@@ -65,35 +60,31 @@ class EngineLayer(Layer):
         }
 
     def ensure_built(self) -> None:
-        """Creates the variables if they aren't there yet."""
         if not self.built:
             self.build(None)
 
     if TYPE_CHECKING:
-        #: Takes names and variables, which Keras lists among the weights.
+        #: Takes names and variables; Keras lists these among the weights.
         _list_weights: Any
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
+        states = self.engine.states
         new = [
             state.spec
-            for state in self.engine.states.values()
+            for state in states.values()
             if not state.variables and state.spec.keys is None
         ]
         with building(new):
             self.engine.build()
-        self._list_weights(
-            [
-                *(
-                    (f"{name}_{key}", variable)
-                    for name, state in self.engine.states.items()
-                    for key, variable in state.variables.items()
-                ),
-                ("step", self.engine.step),
-            ]
-        )
+        variables = [
+            (f"{name}_{key}", variable)
+            for name, state in states.items()
+            for key, variable in state.variables.items()
+        ]
+        self._list_weights([*variables, ("step", self.engine.step)])
         self.step = self.engine.step
-        # The attribute's name is in SavedModels.
+        # SavedModels contain the attribute's name.
         if isinstance(self.engine, Pipelined):
             self.pending = self.engine.deferred
         for name, optimizer in self.engine.optimizers.items():
@@ -114,11 +105,9 @@ class EngineLayer(Layer):
                 self.gradient_trigger, self.name, self.engine.optimizers
             )
             self._update = TableUpdate(
-                self.name,
-                self.engine,
-                kerases.variable(self.gradient_trigger),
+                self.name, self.engine, kerases.variable(self.gradient_trigger)
             )
-            # A SavedModel must find all that its functions read.
+            # SavedModels must track all variables that their functions read.
             for i, variable in enumerate(self._update.flag.variables):
                 self._track_trackable(variable, f"backward_{i}")
         super().build(input_shape)
@@ -133,35 +122,32 @@ class EngineLayer(Layer):
 
         Args:
             bags: each feature's bags.
-            training: whether this is a training step; a pipelined engine's
-                lookup only runs ahead of its updates in one. False: the tables
-                are constants.
-            begun: what the consensus on the bags has begun; see
-                `Engine.lookup`.
+            training: whether this is a training step. False: the tables are
+                constants.
+            begun: the part of the lookup that is done; see `LookupCall`.
 
         Returns:
             Each feature's activations in its output shape, in the layer's
             compute dtype.
         """
         dtype, features = tf.as_dtype(self.compute_dtype), self.engine.features
+        call = LookupCall(bags, bool(training), dtype, begun)
         if not self._is_variable(training):
-            vectors, _ = self.engine.lookup(bags, False, dtype, begun)
+            vectors, _ = self.engine.lookup(call._replace(training=False))
             return activations(vectors, bags, features, dtype)
 
         lookup = Lookup()
-        # A graph may stay when nothing else does: TensorFlow keeps those that
-        # have a custom gradient, of whatever kind. Tables must not stay too.
+        # TensorFlow keeps graphs with a custom gradient forever. They must not
+        # keep the tables.
         this = weakref.ref(self) if lookup.graph != "eager" else lambda: self
 
         @custom_gradient
         def look_up(trigger: tf.Tensor) -> Any:
-            vectors, residuals = self.engine.lookup(
-                bags, bool(training), dtype, begun
-            )
+            vectors, residuals = self.engine.lookup(call)
 
             def backward(*gradients: Any) -> tf.Tensor:
                 layer = this()
-                if layer is None or layer._update is None:
+                if layer is None:
                     raise RuntimeError(
                         "The layer that looked these features up is gone."
                     )
@@ -173,9 +159,7 @@ class EngineLayer(Layer):
 
         outputs = look_up(kerases.variable(self.gradient_trigger))
         lookup.ended = True
-        return (
-            list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        )
+        return tf.nest.flatten(outputs)
 
     def _is_variable(self, training: Any) -> bool:
         """Whether a call's gradient may update the tables."""
@@ -188,13 +172,11 @@ class EngineLayer(Layer):
         )
 
     def _differentiate(self, *args: Any) -> tf.Tensor:
-        """Differentiates a lookup; see `TableUpdate.differentiate`."""
         assert self._update is not None
         return self._update.differentiate(*args)
 
     def _drain_eagerly(self) -> None:
-        # A function that is being traced must not apply updates as a side
-        # effect of being asked for its variables.
+        # Reading variables while a function is traced must not apply updates.
         if tf.executing_eagerly():
             self.drain()
 
@@ -207,8 +189,8 @@ class EngineLayer(Layer):
     def save_own_variables(self, store: Any) -> None:
         """Stores tables and slots by name, deferred updates applied.
 
-        Rows of bfloat16 are stored as float32: HDF5 has no bfloat16. A layer
-        that isn't built stores nothing.
+        HDF5 has no bfloat16: such rows are stored as float32. A layer that
+        isn't built stores nothing.
         """
         if not self.built:
             return
@@ -222,12 +204,12 @@ class EngineLayer(Layer):
         store["step"] = self.engine.step.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` stored, whatever the rows' dtype.
+        """Loads the variables that `save_own_variables` stored, of any dtype.
 
         Raises:
-            ValueError: a table or a slot is not there, or of another shape, or
-                a table has no room for its keys, or the layer isn't built;
-                nothing has been changed.
+            ValueError: a table or a slot is missing, or of another shape; or a
+                table has no room for its keys; or the layer isn't built. Then
+                nothing has changed.
         """
         if not self.built:
             if "step" in store:
@@ -245,12 +227,12 @@ class EngineLayer(Layer):
                         variable.check_value(value)
                     found.append((variable, value))
         except ValueError as error:
-            # Keras 3 tries again by other paths of the file, where there is
-            # nothing, and shows the last error.
+            # Keras 3 tries again with other, empty paths of the file, and shows
+            # the last error.
             if not self._refusal or "step" in store:
                 self._refusal = str(error)
             raise ValueError(self._refusal) from None
-        # A deferred update belongs to the tables that are being replaced.
+        # The deferred update is one of the replaced tables.
         if isinstance(self.engine, Pipelined):
             self.engine.drop_deferred()
         for variable, value in found:
@@ -272,8 +254,8 @@ class EngineLayer(Layer):
 
 
 def _stored(store: Any, table: str, name: str, variable: Any) -> Any:
-    """Finds a table's variable in what Keras stores, without reading it."""
-    # The second key is that of older files.
+    """Finds a table's variable in a Keras file, without reading it."""
+    # Older files have the second key.
     for key in (_store_key(table, name), f"{table}/{name}"):
         try:
             value = store[key]
@@ -288,15 +270,15 @@ def _stored(store: Any, table: str, name: str, variable: Any) -> Any:
             f"{other_slot(here.as_list(), value.shape)}"
         )
     raise ValueError(
-        f"Table '{table}': the file has no {name} of it. It is of a layer "
-        "without this table, or with another optimizer."
+        f"Table '{table}': the file has no {name} of it. The file was saved by "
+        "a layer without this table, or with another optimizer."
     )
 
 
 def _store_key(table: str, variable: str) -> str:
-    """The key of a table's variable in what Keras stores, a file of HDF5.
+    """The key of a table's variable in a Keras file, which is HDF5.
 
-    There a slash parts groups, and a dot is a group itself.
+    In HDF5 a slash separates groups, and a dot is a group itself.
     """
     group = escape(table, "/\0")
     if group in ("step", "."):  # The step is stored beside the tables.

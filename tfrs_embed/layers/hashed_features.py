@@ -1,4 +1,4 @@
-"""Activations of hashed features, of those of their lookups."""
+"""Combines the lookups of a hashed feature into its activations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def compose(
     found: Sequence[tf.Tensor],
     strategy: tf.distribute.Strategy | None,
 ) -> list[tf.Tensor]:
-    """Returns features' activations, of those of their lookups.
+    """Returns features' activations, made from those of their lookups.
 
     Args:
         features: the features.
-        bags: what `to_bags` returned for them.
+        bags: the result of `to_bags` for the features.
         found: the activations of their lookups, one feature after the other.
-        strategy: the strategy of the layer; None: it is served.
+        strategy: the layer's strategy; None: in an exported model.
     """
     remaining = iter(found)
     return [
@@ -39,10 +39,10 @@ def compose(
 
 
 def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
-    """Raises a ValueError for ids that a TPU's program can't be given.
+    """Raises a ValueError for ids that a TPU's program can't take.
 
-    These are ids of an unknown number, where each is looked up alone, and
-    strings, if the host may not take them.
+    These are strings, unless the host may take them; and ragged or sparse ids
+    of which each is looked up alone: their number is unknown to XLA.
     """
     strings = getattr(ids, "dtype", None) == tf.string
     if strings and not tf.config.get_soft_device_placement():
@@ -63,20 +63,17 @@ def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
 
 
 def _compose(
-    feature: FeatureSpec,
-    bags: BaggedIds,
-    parts: list[tf.Tensor],
-    strategy: Any,
+    feature: FeatureSpec, bags: BaggedIds, parts: list[tf.Tensor], strategy: Any
 ) -> tf.Tensor:
     if len(parts) == 1:
         return parts[0]
     if hashings.multiplies(feature.hashing):
         product = functools.reduce(operator.mul, parts)
         rows = tf.reshape(product, [-1, feature.table.dim])
-        # Its ids are places among the products.
+        # The ids are indices of products.
         vectors = keras_tables.lookup(rows, bags, strategy)
         return activations([vectors], [bags], [feature], product.dtype)[0]
     if feature.width > feature.table.dim:
         return tf.concat(parts, -1)
-    # A combiner of sums is the sum of combiners.
+    # The sum of combined parts is the combination of sums.
     return functools.reduce(operator.add, parts)

@@ -1,8 +1,7 @@
-"""The layers as layers of tf_keras, which is Keras 2.
+"""The layers of tf_keras, which is Keras 2.
 
-`tfrs_embed` itself has these layers; no program needs to import this module.
-Another Keras's are in `tfrs_embed.keras3`. What layers do is in their bodies,
-in `tfrs_embed.layers`.
+`tfrs_embed` has these layers; programs need not import this module. The layers
+of Keras 3 are in `tfrs_embed.keras3`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
     """The layer around an engine as a layer of tf_keras."""
 
     def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
-        # Replicas that build the layer each come by here.
+        # Each replica that builds the layer calls this.
         self._non_trainable_weights[:] = [v for _, v in variables]
 
     def _differentiate(self, *args: Any) -> tf.Tensor:
@@ -62,13 +61,12 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
-        """The tables, slots and step, deferred updates applied."""
         self._drain_eagerly()
         return super().non_trainable_weights
 
     @property
     def _tracking_metadata(self) -> str:
-        # Keras asks for it when it saves a model to be loaded as one.
+        # Keras reads it when it saves a SavedModel to be loaded by Keras.
         if not self.engine.has_whole_tables:
             raise NotImplementedError(
                 f"Layer '{self.name}' has sharded tables, which Keras can't "
@@ -79,7 +77,7 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
 
 
 _register = tf_keras.saving.register_keras_serializable("tfrs_embed")
-# Keras may find one in the config of a user's own layer.
+# Configs of users' own layers may contain one.
 for _declared in DECLARED:
     _register(_declared)
 

@@ -1,10 +1,10 @@
-"""The layers as layers of Keras 3, on its TensorFlow backend.
+"""The layers of Keras 3, on its TensorFlow backend.
 
-Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program asks for the older
-one. Its models take these layers. Models of tf_keras, and
-tensorflow_recommenders, which is made for that, take the layers of `tfrs_embed`
-itself. Configurations and the keys of checkpoints are the same for both, and
-one program may have both.
+Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program sets
+TF_USE_LEGACY_KERAS. Models of Keras 3 take these layers. Models of tf_keras,
+and of tensorflow_recommenders, which is made for tf_keras, take the layers of
+`tfrs_embed` itself. Configurations and the keys of checkpoints are the same for
+both, and one program may have both.
 
 Example:
     >>> import keras
@@ -17,14 +17,14 @@ Example:
     >>> model.compile("adam", "mse")
     >>> history = model.fit(np.array([3, 7]), np.array([0.0, 1.0]), verbose=0)
 
-Clusters of several workers, and TPUs, stay with tf_keras: Keras 3 knows of
-neither strategy. Under a MirroredStrategy large tables are sharded.
+Under a MirroredStrategy large tables are sharded. Clusters of several workers,
+and TPUs, need tf_keras: Keras 3 supports neither strategy.
 
-What differs from the layers of tf_keras is Keras 3's own:
+Other differences from the layers of tf_keras:
 
-* A layer's weights are `keras.Variable`s. Tables and slots are among those that
-  aren't trainable, so `get_weights`, `set_weights`, `summary` and EarlyStopping
-  know them.
+* A layer's weights are `keras.Variable`s. The non-trainable ones include tables
+  and slots, so `get_weights`, `set_weights`, `summary` and EarlyStopping know
+  them.
 * Optimizers of tables are those of `keras.optimizers`.
 * The layers don't support `jit_compile`: "auto" leaves it off.
 """
@@ -84,13 +84,13 @@ if keras.backend.backend() != "tensorflow":
 
 
 def _name_of(table: str) -> str:
-    """A table's name as Keras 3 allows it, and graphs in names of their own."""
+    """A layer's name that Keras 3 and graphs allow, made of a table's name."""
     parts = escape(table, "/.%>").split("%")
     return ">".join(in_graphs(part) for part in parts)
 
 
 class _Layer(keras.layers.Layer):
-    """A Keras 3 layer that is given ids, and hands tensors on as they are."""
+    """A Keras 3 layer that is given ids, and gets tensors unconverted."""
 
     _keras = keras
     _layer_name = staticmethod(_name_of)
@@ -110,14 +110,23 @@ class _Layer(keras.layers.Layer):
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The symbolic outputs of a call with symbolic inputs.
 
-        Keras's own way takes ragged tensors for dense ones.
+        Keras's own method takes ragged tensors for dense ones.
         """
 
         @tf.function(autograph=False)
         def call(args: Any, kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
 
-        self._refuse_floats(args[0] if args else kwargs.get("inputs"))
+        def refuse_floats(each: Any, *_: Any) -> None:
+            if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
+                raise TypeError(
+                    f"Layer '{self.name}' is called with a KerasTensor of "
+                    f"{each.dtype}, but ids are integers. A Sequential model "
+                    "takes its inputs for floats: begin it with keras.Input("
+                    "shape, dtype='int64')."
+                )
+
+        self._map_ids(refuse_floats, args[0] if args else kwargs.get("inputs"))
         traced = call.get_concrete_function(
             *keras.tree.map_structure(
                 lambda each: kerases.spec(each) if _is_symbolic(each) else each,
@@ -133,26 +142,12 @@ class _Layer(keras.layers.Layer):
             traced.structured_outputs,
         )
 
-    def _refuse_floats(self, inputs: Any) -> None:
-        """Raises where ids are what Keras makes of inputs it isn't told of."""
-
-        def refuse(each: Any, *_: Any) -> None:
-            if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
-                raise TypeError(
-                    f"Layer '{self.name}' is called with a KerasTensor of "
-                    f"{each.dtype}, but ids are integers. A Sequential model "
-                    "takes its inputs for floats: begin it with keras.Input("
-                    "shape, dtype='int64')."
-                )
-
-        self._map_ids(refuse, inputs)
-
     def _set_mask_metadata(self, *args: Any) -> None:
-        # Outputs have their masks already; Keras would read the ids again.
+        # Outputs have masks already; Keras would compute them again.
         pass
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
-        # At once: replicas' gradients come with TensorFlow's variable.
+        # Not deferred: gradients in replicas need TensorFlow's variable.
         with creating_variables(), tf.init_scope():
             return self.add_weight(name=name, autocast=False, **kwargs)
 
@@ -160,7 +155,7 @@ class _Layer(keras.layers.Layer):
 class _TableVariable(keras.Variable):
     """A table, a slot or the step, as Keras lists it among a layer's weights.
 
-    It is a variable, or like one.
+    `variable` is a `tf.Variable`, or an object like one.
     """
 
     def __init__(self, name: str, variable: Any) -> None:
@@ -175,16 +170,16 @@ class _TableVariable(keras.Variable):
         )
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        # Not a copy.
+        # The variable itself, not a copy.
         self._value = self._variable
 
     def _validate_shape(self, shape: Any) -> Any:
-        # That of a table of keys is open.
+        # Tables of keys have an unknown number of rows.
         return tuple(shape)
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape; of a table of keys that of the keys that there are."""
+        """The shape; for a table of keys with its current number of keys."""
         shape = self._variable.shape
         if shape.is_fully_defined():
             return shape
@@ -193,7 +188,6 @@ class _TableVariable(keras.Variable):
         return _OpenShape(self._variable.current_shape)
 
     def assign(self, value: Any) -> Any:
-        """Sets the value."""
         if self._variable.shape.is_fully_defined():
             return super().assign(value)
         self._variable.assign(value)
@@ -203,7 +197,7 @@ class _TableVariable(keras.Variable):
 class _OpenShape(tf.TensorShape):
     """A shape that equals those of any number of rows.
 
-    Before Keras sets a weight's value it compares both shapes.
+    Keras compares shapes before it sets a weight's value.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -225,13 +219,11 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
 
     @property
     def weights(self) -> list[keras.Variable]:
-        """The scalar, tables, slots and step, deferred updates applied."""
         self._drain_eagerly()
         return super().weights
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The same."""
         self._drain_eagerly()
         return super().variables
 
@@ -267,7 +259,7 @@ def _refuse_strategy(kind: str, name: str | None) -> None:
 
 
 _register = keras.saving.register_keras_serializable("tfrs_embed")
-# Keras may find one in the config of a user's own layer.
+# Configs of users' own layers may contain one.
 for _declared in DECLARED:
     _register(_declared)
 

@@ -17,11 +17,11 @@ from tfrs_embed.storage.initial_values import initial_blocks
 
 
 def build(layer: Embedding, table: TableSpec) -> None:
-    """Creates a layer's table with the rows that an engine would give it."""
+    """Creates a layer's table with the same initial rows as in an engine."""
     given = layer.embeddings_initializer
 
     def initializer(_: Any, dtype: Any = None, **__: Any) -> tf.Tensor:
-        # The system refuses it at once, if it is larger than all memory.
+        # Fails at once if the table is larger than all memory.
         np.empty([table.vocabulary_size, table.dim], np.float32)
         rows = tf.concat([rows for _, rows in initial_blocks(table)], 0)
         return tf.cast(rows, dtype or tf.float32)
@@ -30,7 +30,7 @@ def build(layer: Embedding, table: TableSpec) -> None:
     try:
         layer.build(None)
     finally:
-        # Keras stores it in a SavedModel, where it can't store ours.
+        # Keras stores it in SavedModels, which can't contain ours.
         layer.embeddings_initializer = given
 
 
@@ -39,13 +39,12 @@ def lookup(
 ) -> tf.Tensor:
     """Looks bags up in a variable or a tensor, [vocabulary_size, dim].
 
-    Returns:
-        [count, dim] float32, or float64 if the table is.
+    Returns [count, dim] float32, or float64 if the table is.
     """
-    # Half precision is summed in float32.
+    # Sums of half precision are float32.
     wide = tf.float64 if table.dtype == tf.float64 else tf.float32
     if strategy is not None and is_tpu(strategy) and bags.bag_size != 1:
-        # A compiled program takes no number of ids that changes.
+        # XLA needs a fixed number of ids.
         known = bags.static_count
         count = bags.count if known is None else known
         matrix = on_host(Matrix.of, bags, count)

@@ -1,8 +1,7 @@
-"""Layers of one Keras that the other one calls: errors that say what to do.
+"""Errors for a layer of one Keras that the other Keras calls.
 
-A model trains and saves the layers of its own Keras that it finds in itself.
-One of the other Keras it calls like any function: the model runs, but leaves
-the layer's variables as they are, and out of its weights.
+A model trains and saves only layers of its own Keras. It calls a layer of the
+other Keras like any function: without training or saving its variables.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ _ADVICE = {
 
 
 def refuse_call(name: str, keras: Any, inputs: Any) -> None:
-    """Raises where a layer or model of the other Keras calls a layer.
+    """Raises a TypeError if a model of the other Keras calls a layer.
 
-    Raises:
-        TypeError: it is, or the inputs are symbolic ones of the other Keras.
+    It also does for symbolic inputs of the other Keras.
     """
     own = keras.__name__
     other = _OTHER[own]
@@ -62,14 +60,10 @@ def refuse_call(name: str, keras: Any, inputs: Any) -> None:
 
 
 def refuse_gradient(name: str, weight: tf.Variable) -> None:
-    """Raises where a gradient is taken for Keras 3's variables alone.
+    """Raises a TypeError if a gradient is taken for Keras 3's variables alone.
 
-    Some models of Keras 3 call their layers in a step of their own. Keras 3 has
-    no context of it, and the model's variables have none of the layer, such as
-    the scalar weight whose gradient updates its tables.
-
-    Raises:
-        TypeError: a gradient that is being taken is.
+    Some models of Keras 3 call their layers in a step of their own, which Keras
+    3 has no call context of. Their variables don't include the layer's.
     """
     for running in passes.here():
         if not running.asks_for(weight) and any(
@@ -87,7 +81,7 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
 
 def _caller_of_keras_3() -> Any:
     """The first layer that Keras 3 is calling on this thread, or None."""
-    # Nothing here imports it.
+    # This must not import Keras 3.
     module = sys.modules.get("keras.src.backend.common.global_state")
     get_state = getattr(module, "get_global_attribute", None)
     context = get_state and get_state("current_call_ctx")

@@ -25,8 +25,8 @@ class PartialTPUEmbedding(TableLayer):
     Tables with more than `size_threshold` rows are large: an engine for the
     hardware holds them, and updates just the rows that a step touches, with
     the table's own optimizer. The others are Keras `Embedding` layers, trained
-    by the model's optimizer. Shapes, combiners and errors are the same on both
-    routes; `placement` says which table took which.
+    by the model's optimizer. Shapes, combiners and errors are the same for
+    both; `placement` says which table is where.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -40,44 +40,46 @@ class PartialTPUEmbedding(TableLayer):
     Args:
         feature_config: a `FeatureConfig`, of this library, of
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
-            nesting of dicts, lists and tuples of them. Features that name the
-            same table object share it.
-        optimizer: trains the large tables: a Keras optimizer such as SGD,
-            Adagrad, Adam, AdamW, Ftrl or RMSprop, whose learning rate is read
-            at each step; a `tf.tpu.experimental.embedding` optimizer, or one of
+            nesting of dicts, lists and tuples of them. Features with the same
+            table object share it.
+        optimizer: trains the large tables that have none of their own: a Keras
+            optimizer such as SGD, Adagrad, Adam, AdamW, Ftrl or RMSprop, whose
+            learning rate is read at each step; a
+            `tf.tpu.experimental.embedding` optimizer, or one of
             `tfrs_embed.optimizers`; or the name of one, such as "adagrad" (see
-            `tfrs_embed.types.OptimizerName`). A table's own optimizer wins over
-            it. None: such tables have no slots and are not trained.
+            `tfrs_embed.types.OptimizerName`). None: such tables have no slots
+            and are not trained.
         pipeline_execution_with_tensor_core: whether the tables' updates overlap
             the next training step. Lookup i then sees the updates of steps 0
             to i - 2. Reading tables, saving, evaluating and `drain()` apply
-            what is pending. On SparseCores that is so within a loop on the
-            device, whose end applies it; see docs/tpu.md.
-        batch_size: the largest batch of one replica, as in TFRS. Read on TPUs,
-            whose tables are made for one where neither an output_shape nor the
-            first call says more; elsewhere the inputs have theirs.
+            pending updates. On SparseCores updates overlap within a loop on the
+            device, and the end of the loop applies them; see docs/tpu.md.
+        batch_size: the largest batch of one replica, as in TFRS. TPUs make
+            tables for it where neither an output_shape nor the first call
+            gives a size; other devices don't read it.
         size_threshold: number of rows above which a table is large. 0 makes
             every table large, None none.
         sparse_core_embedding_config: a
             `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`, as
             `tfrs_embed.sparsecore.compute_limits` makes it. Read on SparseCores
             only.
-        embedding_feature: a `tf.tpu.experimental.HardwareFeature`'s
-            EmbeddingFeature, to overrule what TPUs say they have: UNSUPPORTED
-            keeps large tables replicated on them. Read on TPUs only.
-        invalid_ids: fate of an id outside its table: "error", or "zero": it
-            counts as absent, so alone it gives a zero vector, and combiners
-            leave it out.
-        plan: what `tfrs_embed.plan` returned for these tables and this number
-            of replicas: it places each table, whatever size_threshold and the
-            table's own placement say. Tables that it replicates are Keras's,
-            which the model's optimizer trains. On one replica it says nothing.
-        communication_dtype: what rows, vectors and gradients of tables that are
-            spread over replicas, or copied to them, are sent as: "float32",
-            "bfloat16" or "float16". Tables, slots and sums stay float32.
-            docs/scaling.md has the error. On one replica, on TPUs, and for
-            tables of Keras layers it changes nothing. None: the plan's, or
-            float32 without one.
+        embedding_feature: the EmbeddingFeature, of
+            `tf.tpu.experimental.HardwareFeature`, to assume instead of the
+            TPU's own: UNSUPPORTED keeps large tables replicated. Read on TPUs
+            only.
+        invalid_ids: the treatment of an id outside its table: "error", or
+            "zero": it counts as absent, so alone it gives a zero vector, and
+            combiners leave it out.
+        plan: the result of `tfrs_embed.plan` for these tables and this number
+            of replicas. It places each table, and overrules size_threshold and
+            the table's own placement. Tables that it replicates are Keras
+            layers, which the model's optimizer trains. Not read on one replica.
+        communication_dtype: the dtype that rows, vectors and gradients are sent
+            as, of tables that are spread over replicas or copied to them:
+            "float32", "bfloat16" or "float16". Tables, slots and sums stay
+            float32. docs/scaling.md has the error. Not read on one replica, on
+            TPUs, and for tables of Keras layers. None: the plan's, or float32
+            without a plan.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -89,30 +91,30 @@ class PartialTPUEmbedding(TableLayer):
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row splits or indices of its ids. They get no gradient.
         training: as in every Keras layer. True: the step may be pipelined.
-            False: tables that an engine holds are constants, which have no
-            gradient; docs/gradients.md is about these.
+            False: tables that an engine holds are constants without a
+            gradient; see docs/gradients.md.
         partial: whether `inputs` may leave features out: keys of dicts, or
-            None in place of entries of lists and tuples. So are their outputs.
-            Tables without a feature in the call are neither read nor updated.
+            None in place of entries of lists and tuples. The outputs leave out
+            the same features. Tables without a feature in the call are neither
+            read nor updated.
 
     Output shape:
         The nesting of `feature_config`; an empty dict gives an empty dict.
-        Dense ids give shape(ids) + [dim], dim being the table's width, or that
-        which the feature's `hashing` gives it. Ragged and sparse ids give
-        [batch, dim], combined by the table's combiner, or
-        [batch, max_sequence_length, dim] for a sequence feature, zero padded
-        and cut; so do its dense ids [batch, k]. Its Keras mask says which
-        positions hold an id.
-        A feature's output_shape wins: output_shape + [dim], where dense ids of
-        shape output_shape + [k] are combined over k. All in the layer's
-        compute dtype.
+        `dim` is the table's width, or the width that the feature's `hashing`
+        gives. Dense ids give shape(ids) + [dim]. Ragged and sparse ids give
+        [batch, dim], combined by the table's combiner. Sequence features, of
+        ragged, sparse or dense ids [batch, k], give
+        [batch, max_sequence_length, dim], zero padded and cut, with a Keras
+        mask of the positions that hold an id.
+        A feature's output_shape overrules this: output_shape + [dim], where
+        dense ids of shape output_shape + [k] are combined over k. All in the
+        layer's compute dtype.
 
     Raises:
-        ValueError: a setting is out of range or can't be honoured, or two
-            tables have one name.
-        TypeError: something is of a wrong kind.
-        NotImplementedError: large tables under a strategy that has no engine
-            for them.
+        ValueError: a setting is out of range or not supported, or two tables
+            have one name.
+        TypeError: an argument is of a wrong kind.
+        NotImplementedError: no engine for large tables supports the strategy.
         RuntimeError: the layer is called under another strategy than it was
             made under; or SparseCores without TensorFlow's wheel for TPUs.
     """
@@ -167,9 +169,9 @@ class PartialTPUEmbedding(TableLayer):
                 and not given.get("partial")
                 and isinstance(self._spec.structure.template, dict)
             ):
-                # TF-models' ranking task passes all its features by another way
-                # and an empty dict to this layer. Tables made for it would be
-                # trainable variables without gradients.
+                # The ranking task of TF-models passes all its features another
+                # way, and an empty dict to this layer. Tables made for it would
+                # be trainable variables without gradients.
                 return {}
             return super().__call__(*args, **kwargs)
 
@@ -185,7 +187,7 @@ class PartialTPUEmbedding(TableLayer):
     def keras_embedding_layers(self) -> dict[Any, Embedding]:
         """The Keras layers of the features with small tables.
 
-        Keyed as the features are in a flat dict, else by the features' paths.
+        Keys are those of a flat dict of features, else the features' paths.
         Features that share a table share its layer.
         """
         template = self._spec.structure.template

@@ -26,23 +26,18 @@ _INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 class TableArguments:
     """The constructor arguments of a layer of tables, checked.
 
-    Each layer has one such object, in which they are out of reach of Keras's
-    tracking.
-
-    Args:
-        **given: the layer's arguments by name, but for its features and those
-            that every Keras layer has.
+    They are in an object of their own because Keras tracks layers' attributes.
+    The features and the arguments of every Keras layer are not among them.
 
     Attributes:
-        given: the arguments by name, checked.
-        optimizer: of the tables that have none of their own.
+        given: the arguments by name.
+        optimizer: trains the tables that have no optimizer of their own.
         pipelined: whether updates overlap the next step.
         size_threshold: number of rows above which a table is large, or None; 0
             for layers without this argument.
         invalid_ids: one of `InvalidIds`.
         plan: a `Plan` of the tables' placements, or None.
-        communication_dtype: the name of what rows and gradients are sent as;
-            None: what the plan says.
+        sent_as: the name of the dtype of rows and gradients between replicas.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -50,8 +45,9 @@ class TableArguments:
         if "size_threshold" in given:
             threshold = check_integer(given["size_threshold"], "size_threshold")
             given["size_threshold"] = threshold
-        if given.get("communication_dtype") is not None:
-            sent_as = wire.communication_dtype(given["communication_dtype"])
+        sent_as = given["communication_dtype"]
+        if sent_as is not None:
+            sent_as = wire.communication_dtype(sent_as)
             given["communication_dtype"] = sent_as
         self.optimizer = given["optimizer"]
         self.pipelined: bool = given.get(
@@ -60,37 +56,24 @@ class TableArguments:
         self.size_threshold: int | None = given.get("size_threshold", 0)
         self.invalid_ids: str = given.get("invalid_ids", "error")
         self.plan: Plan | None = given.get("plan")
-        self.communication_dtype: str | None = given["communication_dtype"]
         choice(self.invalid_ids, _INVALID_IDS, "invalid_ids")
-        if self.communication_dtype and self.plan is not None:
-            planned = getattr(self.plan, "communication_dtype", None)
-            if planned not in (None, self.communication_dtype):
-                raise ValueError(
-                    f"communication_dtype='{self.communication_dtype}', but "
-                    "the plan is for rows and gradients that are sent as "
-                    f"{planned}: give tfrs_embed.plan the same."
-                )
-
-    @property
-    def sent_as(self) -> str:
-        """The name of the dtype that rows and gradients are sent as."""
-        if self.communication_dtype is not None:
-            return self.communication_dtype
-        return "float32" if self.plan is None else self.plan.communication_dtype
+        planned = getattr(self.plan, "communication_dtype", None)
+        if None not in (sent_as, planned) and sent_as != planned:
+            raise ValueError(
+                f"communication_dtype='{sent_as}', but the plan is for rows "
+                f"and gradients that are sent as {planned}: give "
+                "tfrs_embed.plan the same."
+            )
+        self.sent_as: str = sent_as or planned or "float32"
 
     def to_config(
         self, optimizer: TableOptimizer | None, keras: Any
     ) -> dict[str, Any]:
         """The arguments by name, JSON-able.
 
-        Args:
-            optimizer: what `optimizer` was converted to, for a table that it
-                trains; None if there is none.
-            keras: the layer's Keras.
-
-        Raises:
-            ValueError: an optimizer's learning rate can't be stored, or a rule
-                is a function.
+        `optimizer` is the conversion of the argument of this name, if any.
+        Raises a ValueError if a learning rate can't be stored, or a rule is a
+        function.
         """
         config = dict(self.given)
         for name, (store, _) in _stored(keras).items():
@@ -101,7 +84,7 @@ class TableArguments:
 
 
 def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
-    """A layer's arguments by name, of its config, which is not changed."""
+    """The arguments by name, from a layer's config, which is not changed."""
     arguments = dict(config)
     for name, (_, restore) in _stored(keras).items():
         if arguments.get(name) is not None:
@@ -121,7 +104,7 @@ _FEATURES = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 def _stored(
     keras: Any,
 ) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    """How arguments that aren't None are stored in a config, and restored."""
+    """For each argument, functions to store and to restore it in a config."""
     return {
         "admission": _RULE,
         "embedding_feature": (lambda each: each.name, _FEATURES.__getitem__),
@@ -151,11 +134,9 @@ def _plan_from_json(text: str) -> Plan:
 def check_integer(
     value: Any, name: str, minimum: int | None = None
 ) -> int | None:
-    """Returns an argument that is an integer or None, of Python's type.
+    """Returns an integer of any type as Python's, and None as it is.
 
-    Raises:
-        TypeError: it is something else.
-        ValueError: it is below the minimum.
+    Raises a TypeError for others, a ValueError below the minimum.
     """
     if value is None:
         return None
@@ -172,7 +153,7 @@ def convert_optimizers(
 ) -> dict[str, TableOptimizer | None]:
     """Converts each table's optimizer: its own, else that of the layer.
 
-    Tables that were given one object share what becomes of it. `layer` is the
+    Tables with the same optimizer object share its conversion. `layer` is the
     layer's class, for errors.
     """
     result = {}
@@ -182,7 +163,7 @@ def convert_optimizers(
             given, where = optimizer, f"{layer}'s optimizer"
         converted = conversion.convert(given, where, keras)
         if converted is not None:
-            # Makes the rate's variable: the layer may be built in a replica.
+            # Creates the rate's variable, before a replica may build the layer.
             converted.rate.given()
         result.update({table.name: converted for table in group})
     return result

@@ -1,4 +1,4 @@
-"""A layer's tables: where they are, their variables, their checkpoint."""
+"""A layer's tables: their placement, variables and checkpoints."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ if TYPE_CHECKING:
 class TableHolder(Layer):
     """Holds a configuration's tables, in engines and in Keras layers.
 
-    A layer made of it says where each table goes, with `_place`.
+    Subclasses call `_place` at the end of their `__init__`.
     """
 
-    #: The argument that is the feature configuration, if there is one.
+    #: The name of the argument with the feature configuration, if any.
     _FEATURES: ClassVar[str | None] = None
-    #: The attributes that checkpoints hold: the keys are the same whatever
-    #: holds the tables.
+    #: The attributes in checkpoints, the same for all placements.
     _CHECKPOINTED: ClassVar[tuple[str, ...]] = ("tables", "step")
-    #: The name of the engine's layer, which files of Keras hold.
+    #: The name of the engine's layer in Keras files.
     _ENGINE_NAME: ClassVar[str] = "tpu_embedding"
     #: Whether the model's optimizer trains small tables, in Keras layers.
     _KERAS_TRAINS: ClassVar[bool] = True
@@ -61,16 +60,16 @@ class TableHolder(Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
-        # Optimizers tell what tables have to know of them.
+        # Patches optimizers, so that they tell the loss scale and their slots.
         loss_scale.install(self._keras)
         slot_order.install(self._keras)
 
     def _place(self, spec: EmbeddingSpec, arguments: TableArguments) -> None:
-        """Chooses each table's place, and makes the engine and Keras layers.
+        """Places each table, and makes the engine and the Keras layers.
 
         Raises:
-            ValueError: a table can't have the place, or the dtype there, that
-                it asks for.
+            ValueError: a table can't have the placement, or the dtype there,
+                that it is configured with.
         """
         # Imported here, as a program's start needs neither plans nor engines.
         from tfrs_embed.configs.plan_placements import with_plan
@@ -85,6 +84,12 @@ class TableHolder(Layer):
             arguments.given.get("embedding_feature"),
             self._KERAS_TRAINS,
         )
+        if arguments.pipelined and any(t.keys for t in spec.tables):
+            raise NotImplementedError(
+                f"Layer '{self.name}': tables with DynamicKeys can't be "
+                "pipelined: a key's row has to be there before the next step "
+                "looks it up. Leave pipeline_execution_with_tensor_core out."
+            )
         self._spec = spec
         self._arguments = arguments
         large = [
@@ -92,7 +97,7 @@ class TableHolder(Layer):
             for t in spec.tables
             if assigned[t.name].sharding is not ShardingType.KERAS
         ]
-        # Those of small tables too: a config is valid wherever its tables are.
+        # Small tables' too: a config must be valid for any placement.
         converted = convert_optimizers(
             spec.tables, arguments.optimizer, type(self).__name__, self._keras
         )
@@ -105,7 +110,7 @@ class TableHolder(Layer):
         self.supports_masking = any(
             f.max_sequence_length for f in spec.features
         )
-        # Both come of one reading of the ids.
+        # Outputs and masks are computed from the ids together.
         self._compute_output_and_mask_jointly = True
         self._placement = placement.describe(
             spec, assigned, optimizers, arguments.sent_as
@@ -113,8 +118,8 @@ class TableHolder(Layer):
         self._has_tables = False
         # Whether the workers have compared their first lookups.
         self._compared = False
-        # The features whose ids were ragged or sparse in the last call, by
-        # their places. None: the layer wasn't called.
+        # The indices of features with ragged or sparse ids in the last call;
+        # None: the layer wasn't called.
         self._ragged: set[int] | None = None
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
@@ -156,7 +161,7 @@ class TableHolder(Layer):
         given, device = arguments.given, None
         if tf.distribute.has_strategy():
             device = strategy.extended.worker_devices[0]
-        return factory.make_engine(
+        options = EngineOptions(
             [
                 each
                 for f in self._spec.features
@@ -164,18 +169,17 @@ class TableHolder(Layer):
                 for each in f.lookups
             ],
             optimizers,
-            {name: each.sharding for name, each in assigned.items()},
-            EngineOptions(
-                strategy,
-                f"Layer '{self.name}'",
-                pipelined=arguments.pipelined,
-                device=device,
-                batch_size=given.get("batch_size"),
-                sparse_core_config=given.get("sparse_core_embedding_config"),
-                stacking=stacking,
-                communication_dtype=arguments.sent_as,
-            ),
+            strategy,
+            f"Layer '{self.name}'",
+            pipelined=arguments.pipelined,
+            device=device,
+            batch_size=given.get("batch_size"),
+            sparse_core_config=given.get("sparse_core_embedding_config"),
+            stacking=stacking,
+            communication_dtype=arguments.sent_as,
         )
+        sharding = {name: each.sharding for name, each in assigned.items()}
+        return factory.make_engine(options, sharding)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch."""
@@ -195,11 +199,11 @@ class TableHolder(Layer):
             self._ensure_tables()
 
     def _ensure_tables(self) -> None:
-        """Creates the tables' variables if they aren't there yet."""
+        """Creates the tables' variables unless they exist."""
         if self._has_tables:
             return
         if strategies.in_tpu_replica():
-            # Once for all replicas, and where their variables are made.
+            # In cross-replica context: once for all replicas.
             tf.distribute.get_replica_context().merge_call(
                 lambda _: self._make_tables()
             )
@@ -230,8 +234,8 @@ class TableHolder(Layer):
         return facts
 
     def _make_tables(self) -> None:
-        # First: variables of several workers are made together, and what
-        # differs must not allocate channels of collectives.
+        # First: workers create variables together, and workers that differ must
+        # not allocate channels of collectives.
         handshake.compare_workers(
             self._strategy, f"Layer '{self.name}'", self._describe
         )
@@ -242,7 +246,7 @@ class TableHolder(Layer):
         ):
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
-                # Not as an attribute: Keras would list it before the tables.
+                # As an attribute, Keras would list it before the tables.
                 self._track_trackable(
                     self._engine_layer.step, "step", overwrite=True
                 )
@@ -266,7 +270,7 @@ class TableHolder(Layer):
 
     @property
     def embedding_tables(self) -> dict[str, tf.Variable]:
-        """All tables by name, whatever holds them; deferred updates applied.
+        """All tables by name, deferred updates applied.
 
         Shapes are [vocabulary_size, dim].
         """
@@ -279,10 +283,10 @@ class TableHolder(Layer):
         }
 
     def load_tables(self, tables: Mapping[str, Any]) -> None:
-        """Sets tables' values, wherever they are, small and large alike.
+        """Sets the values of small and large tables.
 
-        Their slots and the step stay what they are. Deferred updates are
-        applied before.
+        Their slots and the step keep their values. Deferred updates are applied
+        before.
 
         Args:
             tables: for each table's name an array, a tensor or a variable
@@ -291,9 +295,9 @@ class TableHolder(Layer):
                 several workers, the same on all.
 
         Raises:
-            TypeError: something is no numbers; then no table is set.
+            TypeError: a value is no array of numbers; no table is set.
             ValueError: there is no such table, or it has another shape, or a
-                Keras layer has none yet; then no table is set.
+                Keras layer has no table yet; no table is set.
         """
         values = check_values(tables, self._spec.tables, self.name)
         known = self.embedding_tables
@@ -305,20 +309,20 @@ class TableHolder(Layer):
     def evict(self, table: str, count: int | None = None) -> int:
         """Takes rows from keys of a table with `DynamicKeys`.
 
-        Those keys lose theirs that the table's eviction rule puts first; see
-        the table's own `evict`, in `tables`.
+        The table's eviction rule chooses the keys; see the table's own `evict`,
+        in `tables`.
 
         Args:
             table: the table's name.
-            count: how many keys. None: those that have expired, if the rule is
-                a `TimeToLive`.
+            count: the number of keys. None: the keys that have expired, by a
+                `TimeToLive`.
 
         Returns:
             The number of keys of this process that lost their rows.
 
         Raises:
-            ValueError: there is no such table, or it has no such keys, or no
-                rule; or it wants a count.
+            ValueError: the table doesn't exist, or has no `DynamicKeys`, or no
+                eviction rule; or the rule needs a count.
             RuntimeError: it is called in a function that is being traced.
         """
         dynamic = [t.name for t in self._spec.tables if t.keys is not None]
@@ -336,24 +340,24 @@ class TableHolder(Layer):
     ) -> StatisticsReport:
         """Measures the tables: norms, rows that were never updated, memory.
 
-        What changes from one time to another a `monitoring.TableMonitor` says.
-        With several workers each measures the rows that it holds.
+        `monitoring.TableMonitor` measures changes over time. With several
+        workers each measures the rows that it holds.
 
         Args:
-            sample: about how many rows of a table to read; None: all, in
-                blocks.
-            batches: global batches of inputs to count lookups of; None: none
-                are counted. See `monitoring.lookup_statistics`.
+            sample: the approximate number of rows to read of a table; None:
+                all, in blocks.
+            batches: global batches of inputs, whose lookups are counted; None:
+                no lookups are counted. See `monitoring.lookup_statistics`.
 
         Returns:
             The statistics; they print as a table.
 
         Raises:
             ValueError: the layer waits for a batch to make its tables, or the
-                sample is below 1, or a batch is none of the layer's.
+                sample is below 1, or a batch doesn't fit the layer.
             TypeError: the sample or ids of a batch are of a wrong kind.
         """
-        # Training doesn't need it.
+        # Imported here because training doesn't need it.
         from tfrs_embed.tools.monitoring.monitor import TableMonitor
 
         self._make_tables_if_ready()
@@ -362,13 +366,12 @@ class TableHolder(Layer):
     def count_params(self) -> int:
         """The number of the tables' parameters: rows times dim.
 
-        Optimizers' slots, the step and the scalar that stands for large tables
-        among the trainable weights are none.
+        It excludes optimizers' slots, the step and the scalar weight that
+        stands for large tables among the trainable weights.
         """
         return sum(t.vocabulary_size * t.dim for t in self._spec.tables)
 
     def __repr__(self) -> str:
-        """The tables, and where they are."""
         if not hasattr(self, "_keras_layers"):
             return super().__repr__()  # It is being made.
         tables = ", ".join(
@@ -384,7 +387,7 @@ class TableHolder(Layer):
 
     @property
     def table_optimizers(self) -> dict[str, TableOptimizer]:
-        """The engines' tables' optimizers by table name.
+        """The optimizers of tables that engines hold, by table name.
 
         Assigning an optimizer's `learning_rate` takes effect at the next step.
         """
@@ -393,11 +396,11 @@ class TableHolder(Layer):
 
     @property
     def placement(self) -> Placement:
-        """Where each table is and why; prints as a readable table."""
+        """The placement of each table, with the reason; prints as a table."""
         on_cpus = self._engine_layer is not None and not is_tpu(self._strategy)
         return dataclasses.replace(
             self._placement,
-            # Not kept: they may be compiled, or turned off, in the meantime.
+            # Not cached: kernels may be compiled, or turned off, later.
             missing_kernels=kernels.missing() if on_cpus else None,
         )
 
@@ -441,7 +444,7 @@ class TableHolder(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableHolder:
-        """Makes the layer of what `get_config` returned; leaves that alone."""
+        """Makes the layer from the result of `get_config`."""
         arguments = from_config(config, cls._keras)
         if cls._FEATURES is not None:
             arguments[cls._FEATURES] = serialization.features_from_config(
@@ -450,19 +453,17 @@ class TableHolder(Layer):
         return cls(**arguments)
 
     def __reduce__(self) -> Any:
-        """Has Python pickle the layer with its tables, slots and step.
+        """Lets Python pickle the layer with its tables, slots and step.
 
-        With several workers, all must.
-
-        Raises:
-            ValueError: an optimizer's learning rate can't be stored.
+        With several workers, all must pickle it. Raises the errors of
+        `get_config`.
         """
         return _rebuild, (*self._state(), list(self._values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
         """Copies the layer, under its strategy; see `__reduce__`."""
         with strategies.scope(self._strategy):
-            # One value after the other.
+            # An iterator: only one value is in memory at a time.
             copied = _rebuild(*self._state(), self._values())
         memo[id(self)] = copied
         return copied
@@ -482,7 +483,7 @@ class TableHolder(Layer):
             yield "", "step", self.step.numpy()
 
     def _note_kinds(self, ids: Mapping[int, Any]) -> None:
-        """Notes whose ids, by features' places, are ragged or sparse."""
+        """Notes which features' ids, by index, are ragged or sparse."""
         of_rows = {
             i
             for i, each in ids.items()
@@ -493,19 +494,19 @@ class TableHolder(Layer):
             self._ragged = ragged
 
     def _is_ragged(self, place: int) -> bool | None:
-        """Whether a feature's ids are ragged; None: that is not known."""
+        """Whether a feature's ids are ragged; None: unknown."""
         if self._ragged is not None:
             return place in self._ragged
         feature = self._spec.features[place]
-        # With these, dense ids have outputs of the same shape.
+        # Dense ids then have outputs of the same shape.
         alike = feature.output_shape is not None or feature.max_sequence_length
         return False if alike else None
 
     def get_build_config(self) -> dict[str, Any]:
-        """Which features' ids were ragged or sparse, if there are tables.
+        """The features with ragged or sparse ids, if there are tables.
 
-        Keras itself notes only the shapes of a model's inputs, and makes dense
-        ones of them to rebuild it.
+        Keras itself notes only the shapes of a model's inputs, and rebuilds it
+        with dense inputs.
         """
         if not self._has_tables:
             return {}
@@ -514,15 +515,15 @@ class TableHolder(Layer):
         }
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates all tables, for what `get_build_config` returned."""
+        """Creates all tables, from the result of `get_build_config`."""
         ragged = config.get("ragged")
         self._ragged = None if ragged is None else set(ragged)
         with tf.name_scope(in_graphs(self.name)):  # As in a call.
             self.build(None)
 
     def _checkpoint_adapter(self, path: str) -> Any:
-        # TensorFlow asks for it before it reads a value. What is damaged is an
-        # error that names the file.
+        # TensorFlow calls this before it reads values. Checks the file, so that
+        # errors of damaged files name it.
         if tf.io.gfile.exists(f"{path}.index"):
             Index(path)
         return super()._checkpoint_adapter(path)  # type: ignore[misc]
@@ -546,11 +547,11 @@ def _rebuild(
     build: dict[str, Any],
     values: Iterable[tuple[str, str, Any]],
 ) -> TableHolder:
-    """Makes a layer of what `TableHolder._state` and `_values` returned."""
+    """Makes a layer from the results of `_state` and `_values`."""
     layer = cls.from_config(config)
     if build:  # It has tables.
         layer.build_from_config(build)
-    # Keys come before their rows.
+    # Keys are assigned before their rows.
     for table, name, value in values:
         holder = layer.tables[table].variables if table else {name: layer.step}
         holder[name].assign(value)

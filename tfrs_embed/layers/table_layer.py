@@ -1,4 +1,4 @@
-"""Lookups of a configuration's features, whatever holds their tables."""
+"""Looks up a configuration's features, in all tables of a layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TableLayer(TableHolder):
     """Holds a configuration's tables and looks its features up."""
 
     if TYPE_CHECKING:
-        # To a type checker Keras's own is Any.
+        # Type checkers see Keras's `__call__` as Any.
         def __call__(
             self,
             inputs: Any,
@@ -66,7 +66,7 @@ class TableLayer(TableHolder):
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
     ) -> Sequence[InputShape | None]:
-        """The shape that each feature's ids must have in a call made here."""
+        """The shapes that features' ids must have in a call; None: any."""
         return [None] * len(features)
 
     @errors.without_input_dump
@@ -93,14 +93,14 @@ class TableLayer(TableHolder):
         )
         for output, mask in zip(outputs, _masks(features, bags), strict=True):
             if mask is not None:
-                # Keras passes it on to the next layers.
+                # Keras passes the mask to the next layers.
                 output._keras_mask = mask
         return self._pack(called, outputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Which positions of sequences hold an id.
+        """Returns the positions of sequences that hold an id.
 
-        Calling the layer gives its outputs these masks already, as Keras does.
+        Calling the layer sets these Keras masks already.
 
         Args:
             inputs: ids, as the layer is called with them.
@@ -118,18 +118,16 @@ class TableLayer(TableHolder):
         return self._pack(called, _masks(called.features, bags))
 
     def _pack(self, inputs: _Inputs, values: Sequence[Any]) -> Any:
-        """The nesting of values of the features that a call has."""
+        """Nests values of the features that a call has."""
         return self._spec.structure.pack(
             dict(zip(inputs.places, values, strict=True))
         )
 
     def _read(self, inputs: Any, weights: Any, partial: bool) -> _Inputs:
-        """The features that a call has; checks that others may be left out."""
+        """Selects a call's features; checks whether others may be absent."""
         ids, weights = self._flatten(inputs, weights, partial)
-        features = self._spec.features
-        given = [
-            i for i in range(len(ids)) if not partial or ids[i] is not None
-        ]
+        features, engine = self._spec.features, self._engine
+        given = [i for i, n in enumerate(ids) if n is not None or not partial]
         if not given:
             raise ValueError(
                 f"Layer '{self.name}': a call with partial=True needs ids for "
@@ -138,7 +136,6 @@ class TableLayer(TableHolder):
         for i, feature in enumerate(features):
             if i not in given and weights[i] is not None:
                 raise ValueError(f"{feature}: weights without ids.")
-        engine = self._engine
         if engine is not None and len(given) < len(features):
             there = [
                 i in given
@@ -164,46 +161,37 @@ class TableLayer(TableHolder):
     ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
         """Looks features up in the layer's tables.
 
-        Returns:
-            What `to_bags` returned, and the activations of the features'
-            lookups.
+        Returns the result of `to_bags`, and the activations of the lookups.
         """
         engine: Any = self._engine
         if training is None and engine is not None and engine.gives_rows:
-            # Such a call is a training step: its gradient updates the tables.
+            # Its gradient updates the tables, so the call is a training step.
             training = record.could_possibly_record()
         self._make_tables_if_ready()
         consensus = None
         if engine is None:
-            # Engines do so themselves.
+            # Engines compare lookups themselves.
             if not self._compared and strategies.in_replica(self._strategy):
                 self._compared = True
-                handshake.compare_actions(
-                    self._strategy, f"a lookup of Layer '{self.name}'"
-                )
+                what = f"a lookup of Layer '{self.name}'"
+                handshake.compare_actions(self._strategy, what)
         elif engine.together is not None:
             consensus = engine.together.consensus(bool(training))
         all_bags = self._to_bags(inputs, training, consensus)
-        bags = {
-            id(lookup): b
-            for lookup, b in zip(
-                inputs.lookups,
-                lookup_bags(inputs.features, all_bags),
-                strict=True,
-            )
-        }
+        of_lookups = lookup_bags(inputs.features, all_bags)
+        bags = dict(zip(map(id, inputs.lookups), of_lookups, strict=True))
         features = engine.features if engine is not None else []
         its_bags = [bags.get(id(each)) for each in features]
         if isinstance(engine, FixedBatches):
             engine.observe_batch(its_bags)
-        # If it wasn't known before the batch what they need.
+        # Tables whose sizes depend on the first batch are made now.
         self._ensure_tables()
         found: dict[int, tf.Tensor] = {}
         if self._engine_layer is not None and any(
             b is not None for b in its_bags
         ):
-            # Features that are left out take part without ids: all replicas,
-            # and the forward and backward pass, exchange the same tables' rows.
+            # Absent features take part without ids: all replicas, and the
+            # forward and backward pass, exchange the same tables' rows.
             given = [
                 BaggedIds.none(f) if b is None else b
                 for f, b in zip(features, its_bags, strict=True)
@@ -248,7 +236,7 @@ class TableLayer(TableHolder):
         training: bool | None,
         consensus: Consensus | None = None,
     ) -> list[BaggedIds]:
-        """Checks ids and weights where the layer is called; see `_look_up`."""
+        """Checks ids and weights on the host, and groups them into bags."""
         features, ids, weights = inputs.features, inputs.ids, inputs.weights
         in_tpu = strategies.in_tpu_replica()
         if in_tpu:
@@ -276,25 +264,17 @@ class TableLayer(TableHolder):
 def _masks(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[tf.Tensor | None]:
-    """Which positions of sequences hold an id; None for other features."""
+    """The masks of sequence features; None for other features."""
+    first = first_bags(features, bags)
     return [
-        on_host(position_mask, first) if feature.max_sequence_length else None
-        for feature, first in zip(
-            features, first_bags(features, bags), strict=True
-        )
+        on_host(position_mask, b) if f.max_sequence_length else None
+        for f, b in zip(features, first, strict=True)
     ]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
-    """What a call gives for the features that it has.
-
-    Attributes:
-        places: the features' places among the layer's.
-        features: the features.
-        ids: each feature's ids.
-        weights: each feature's weights, or None.
-    """
+    """A call's features, their indices among the layer's, and their inputs."""
 
     places: Sequence[int]
     features: Sequence[FeatureSpec]

@@ -1,4 +1,4 @@
-"""Values that users give to tables, checked before any table is set."""
+"""Checks the values that users set tables to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfrs_embed.configs.tables import TableSpec
 def check_values(
     given: Mapping[str, Any], tables: Sequence[TableSpec], layer: str
 ) -> dict[str, tf.Tensor]:
-    """Checks the values that `load_tables` takes, and raises as it does.
+    """Checks the argument of `load_tables`, and raises its errors.
 
     Returns:
         Each table's values, [vocabulary_size, dim] numbers on the host.

@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from tfrs_embed.compat import graphs, strategies
 from tfrs_embed.compat.strategies import on_host
-from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
+    LookupCall,
     refuse_to_train,
 )
 from tfrs_embed.engines.options import EngineOptions
@@ -43,18 +44,13 @@ class TPUEngine(Engine, FixedBatches):
     #: The names of the `UpdateOptions` that these TPUs have.
     _options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
         # TensorFlow's object; None before `build`.
         self._embedding: Any = None
-        for table, optimizer in optimizers.items():
+        for table, optimizer in self.optimizers.items():
             if optimizer is not None:
                 require_tpu(optimizer, f"Table '{table}'", self._options)
         for state in self.states.values():
@@ -66,7 +62,7 @@ class TPUEngine(Engine, FixedBatches):
                 )
         self._batch = options.batch_size
         self._samples: list[int | None] = []
-        for feature in features:
+        for feature in self.features:
             batch, *rest = feature.output_shape or (None, None)
             for size in (feature.batch_size, self._batch):
                 batch = size if batch is None else batch
@@ -157,14 +153,9 @@ class TPUEngine(Engine, FixedBatches):
     def has_whole_tables(self) -> bool:
         return False
 
-    def lookup(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType = tf.float32,
-        begun: Any = None,
-    ) -> tuple[list[tf.Tensor], Any]:
+    def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         """See the base class; outside of strategy.run it reads the tables."""
+        bags = call.bags
         if not strategies.in_replica(self._strategy):
             return [
                 lookup_ops.combine(
@@ -173,7 +164,7 @@ class TPUEngine(Engine, FixedBatches):
                 for feature, each in zip(self.features, bags, strict=True)
             ], None
         self._require_room([each.static_count for each in bags])
-        vectors, residuals, valid = self._lookup(bags, training)
+        vectors, residuals, valid = self._lookup(bags, call.training)
         cut = [_cut(v, b) for v, b in zip(vectors, bags, strict=True)]
         return cut, (residuals, valid)
 

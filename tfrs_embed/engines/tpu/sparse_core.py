@@ -9,12 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
 from tfrs_embed.sparsecore.limits.loads import Loads, of_chips
@@ -34,13 +32,8 @@ class SparseCoreEngine(TPUEngine):
         RuntimeError: this is not TensorFlow's wheel for TPUs.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options)
         require_kernels(options.strategy)
         self._config = options.sparse_core_config
         self._stacking = options.stacking
