@@ -121,19 +121,6 @@ class HotRows:
                 names.add(hot.copies.name)
                 self.tables[table.name] = hot
 
-    @property
-    def copies(self) -> list[TableSpec]:
-        """The copies of all tables, as tables."""
-        return [hot.copies for hot in self.tables.values()]
-
-    @property
-    def optimizers(self) -> dict[str, TableOptimizer | None]:
-        """The copies' optimizers, by the copies' names."""
-        return {
-            hot.copies.name: self._optimizers[name]
-            for name, hot in self.tables.items()
-        }
-
     def build(
         self,
         replicas: Replicas,

@@ -110,12 +110,11 @@ class RowWiseEngine(CollectiveEngine):
         super()._build()
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
-        return Shard(
-            [*self.tables, *self._hot_rows.copies],
-            {**self.optimizers, **self._hot_rows.optimizers},
-            self._pipelined,
-            device,
-        )
+        tables, optimizers = [*self.tables], {**self.optimizers}
+        for hot in self._hot_rows.tables.values():
+            tables.append(hot.copies)
+            optimizers[hot.copies.name] = optimizers[hot.table.name]
+        return Shard(tables, optimizers, self._pipelined, device)
 
     def _make_groups(self) -> list[TableGroup]:
         """Groups the tables whose rows are exchanged together."""
@@ -137,7 +136,7 @@ class RowWiseEngine(CollectiveEngine):
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         world, rows = self._replicas.world, table.vocabulary_size
-        if table in self._hot_rows.copies:
+        if table.name not in self.states:
             # All replicas round their copies with the same random bits.
             return dict.fromkeys(range(world), Part(range(rows)))
         return {
