@@ -102,16 +102,11 @@ class KeyedLookup(RowLookup):
         occurrences = {i: _occurrences(asked.routes[i]) for i in keys}
         counts = self.exchange.send(replica, received, occurrences, COUNTS)
         step = tf.convert_to_tensor(self.shards[replica].step) + 1
-        requests = [
-            Request(
-                self._tables(replica, asked.groups[i]),
-                mine,
-                received[i].table_of,
-                counts[i],
-                step,
-            )
-            for i, mine in keys.items()
-        ]
+        requests = []
+        for i, mine in keys.items():
+            tables = self._tables(replica, asked.groups[i])
+            table_of = received[i].table_of
+            requests.append(Request(tables, mine, table_of, counts[i], step))
         return dict(zip(keys, reserve(requests, self.agree()), strict=True))
 
     def contributions(

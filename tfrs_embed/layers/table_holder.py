@@ -136,16 +136,15 @@ class TableHolder(Layer):
         for table in spec.tables:
             if table in large:
                 continue
-            self._keras_layers[in_saved_model(table.name)] = (
-                self._embedding_class(
-                    table.vocabulary_size,
-                    table.dim,
-                    embeddings_initializer=table.initializer,
-                    name=self._layer_name(table.name),
-                    dtype=self._dtype_policy,
-                    trainable=self.trainable,
-                )
+            layer = self._embedding_class(
+                table.vocabulary_size,
+                table.dim,
+                embeddings_initializer=table.initializer,
+                name=self._layer_name(table.name),
+                dtype=self._dtype_policy,
+                trainable=self.trainable,
             )
+            self._keras_layers[in_saved_model(table.name)] = layer
             self.tables.add(TableState(table))
 
     def _make_engine(
@@ -161,13 +160,11 @@ class TableHolder(Layer):
         given, device = arguments.given, None
         if tf.distribute.has_strategy():
             device = strategy.extended.worker_devices[0]
+        features = [
+            f for f in self._spec.features if f.table.name in optimizers
+        ]
         options = EngineOptions(
-            [
-                each
-                for f in self._spec.features
-                if f.table.name in optimizers
-                for each in f.lookups
-            ],
+            [lookup for f in features for lookup in f.lookups],
             optimizers,
             strategy,
             f"Layer '{self.name}'",
