@@ -215,7 +215,7 @@ def test_preprocess_reports_bad_input():
 @on("keras:3", tier="more")
 def test_preprocessed_inputs_have_their_own_weights():
     layer = make_layer()
-    with pytest.raises(ValueError, match="weights of its own"):
+    with pytest.raises(ValueError, match="has weights already"):
         layer(layer.preprocess(dense()), weights=np.ones((BATCH, WIDTH)))
 
 
