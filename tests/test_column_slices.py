@@ -81,7 +81,7 @@ def test_given_ranks_are_kept_and_counted():
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ((0, 0), r"Table 't0'.*its ranks must be unique, from 0 to 1, got \[0, 0\]"),
+        ((0, 0), r"Table 't0'.*must be unique, from 0 to 1, got \[0, 0\]"),
         ((2,), r"Table 't0'.*from 0 to 1, got \[2\]"),
         ((-1,), r"Table 't0'.*got \[-1\]"),
         ((0, 1), r"Table 't0': 5 columns.*among 2 replicas"),
