@@ -285,17 +285,11 @@ class Replicas:
         return tf.gather(sent, [order.index(rank) for rank in ranks])
 
     def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the maximum over all replicas, of a fixed shape.
-
-        Values are int64 or float32.
-        """
+        """Returns the maximum of int64 or float32 values of a fixed shape."""
         return self._reduce(replica, values, channel, "Max")
 
     def sum(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the sum over all replicas of float32 values of a fixed shape.
-
-        Its bits are equal on each.
-        """
+        """Returns the sum of float32 values of a fixed shape; equal on all."""
         return self._reduce(replica, values, channel, "Add")
 
     def _reduce(
@@ -318,9 +312,9 @@ class Replicas:
         channel: int,
         bucket: Any = 0,
     ) -> tf.Tensor:
-        """Returns all replicas' values, [n, ...] each, in rank order.
+        """Returns replicas' [n, ...] values as [world * n, ...], in rank order.
 
-        The arguments are those of `all_to_all`, the result is [world * n, ...].
+        The arguments are those of `all_to_all`.
         """
         op = tf.raw_ops.CollectiveGatherV2
         return self._move(op, replica, values, channel, bucket)

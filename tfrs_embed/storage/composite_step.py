@@ -13,7 +13,7 @@ from tfrs_embed.storage.composite import CompositeVariable
 
 
 class CompositeStep(CompositeVariable):
-    """The number of updates; every part of an engine has a copy.
+    """The number of updates, of which every part of an engine has a copy.
 
     Restoring it calls `drop_deferred`, which drops the updates that pipelining
     has deferred: a one-device engine's step does so too.

@@ -41,13 +41,8 @@ class KeyedRows:
     """A table's keys, counters and rows, of this process's shards.
 
     Its parts have names: "keys", "frequency", "last_used", "candidates",
-    "parameters" and those of slots.
-
-    Attributes:
-        names: the names of parameters and slots.
-        shards: this process's shards.
-        owner: the table, as errors name it.
-        room: for how many keys there is room.
+    "parameters" and those of slots. `names` are those of parameters and slots.
+    Errors name the table as `owner`.
     """
 
     def __init__(

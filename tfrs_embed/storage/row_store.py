@@ -40,8 +40,9 @@ class StoredTable:
 class RowStore(abc.ABC):
     """Keeps the rows of several tables, and the optimizers' slots of the rows.
 
-    A method's argument `name` is "parameters" or a slot's name. In a graph,
-    operations run in the order in which they were traced.
+    In methods `name` is "parameters" or a slot's name, and `rows` are numbers
+    of rows, [n] int32 or int64. In a graph, operations run in the order in
+    which they were traced.
 
     Args:
         device: where the rows are used; None: where TensorFlow places them.
@@ -86,26 +87,15 @@ class RowStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
-        """Reads some rows, [n, dim] or [n] of their own dtype, and no others.
-
-        Args:
-            table: the table.
-            name: "parameters" or a slot's.
-            rows: [n] int32 or int64, the rows' numbers.
-        """
+        """Reads rows, [n, dim] or [n] of their own dtype, and no others."""
 
     @abc.abstractmethod
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
     ) -> None:
-        """Sets some rows.
+        """Sets some rows; a row may occur twice, with equal values.
 
-        Args:
-            table: the table.
-            name: "parameters" or a slot's.
-            rows: [n] int32 or int64. A number may occur twice with equal
-                values.
-            values: [n, dim] or [n] of the rows' dtype, or one scalar for all.
+        `values` are [n, dim] or [n] of the rows' dtype, or one scalar for all.
         """
 
     @abc.abstractmethod
