@@ -28,6 +28,11 @@ def in_key(name: str) -> str:
     return name.replace(".", "..").replace("/", ".S")
 
 
+def from_key(part: str) -> str:
+    """The name that `in_key` was given."""
+    return re.sub(r"\.([.S])", lambda m: "/" if m[1] == "S" else ".", part)
+
+
 def in_saved_model(name: str) -> str:
     """A table's name in a SavedModel, where Keras takes a dot for a path."""
     return escape(name, ".")

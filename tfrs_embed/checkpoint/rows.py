@@ -21,7 +21,8 @@ from tfrs_embed.ops.update import scatter_update
 
 #: The name of a variable's value in a checkpoint.
 VALUE = "VARIABLE_VALUE"
-_SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+#: The end of the keys of values.
+SUFFIX = f"/.ATTRIBUTES/{VALUE}"
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
 #: The names of the counters of keys in a `DynamicKeys` table.
@@ -38,7 +39,7 @@ Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
 def key_of(name: str) -> str:
     """The key of an object's value; `name` is the object's path or the key."""
-    return name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}"
+    return name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
 
 
 def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
@@ -54,8 +55,8 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
 
 def sibling(key: str, name: str) -> str:
     """The key of another child of a key's parent."""
-    parent, slash, _ = key[: -len(_SUFFIX)].rpartition("/")
-    return f"{parent}{slash}{name}{_SUFFIX}"
+    parent, slash, _ = key[: -len(SUFFIX)].rpartition("/")
+    return f"{parent}{slash}{name}{SUFFIX}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle, saver
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter
+from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
@@ -23,7 +24,6 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import paths, sok
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
-from tfrs_embed.tools.conversion.objects import unescape
 
 #: The formats to write: this package's checkpoints, or files as `sok.dump` or
 #: `sok.Saver` writes them.
@@ -248,7 +248,7 @@ def _temporary_beside(path: str) -> Iterator[str]:
 
 def _parts(layer: str) -> list[str]:
     """The names of the objects on a layer's path."""
-    return [unescape(part) for part in layer.split("/")] if layer else []
+    return [from_key(part) for part in layer.split("/")] if layer else []
 
 
 def _track(owner: Any, path: Sequence[str], value: Any) -> None:

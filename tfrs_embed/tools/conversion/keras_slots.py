@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import SUFFIX
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
@@ -172,8 +173,7 @@ class KerasSlots:
         Yields:
             The optimizer's path, the slot's name, the slot's path.
         """
-        key = self._saved.keys[path].rpartition("/.ATTRIBUTES/")[0]
-        beside = key + _OPTIMIZER_SLOT
+        beside = self._saved.keys[path].removesuffix(SUFFIX) + _OPTIMIZER_SLOT
         for other in self._saved.columns:
             if other.startswith(beside):
                 optimizer, _, slot = other[len(beside) :].rpartition("/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container
 
 import numpy as np
@@ -14,6 +13,8 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 )
 
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.names import from_key
+from tfrs_embed.checkpoint.rows import SUFFIX
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion import places
@@ -21,12 +22,6 @@ from tfrs_embed.tools.conversion.contents import Column, Other
 from tfrs_embed.tools.conversion.places import Nodes
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-def unescape(part: str) -> str:
-    """The name of the object that a part of a key stands for."""
-    return re.sub(r"\.([.S])", lambda m: "/" if m[1] == "S" else ".", part)
 
 
 class SavedObjects:
@@ -67,25 +62,28 @@ class SavedObjects:
             number: attribute.checkpoint_key
             for number, node in enumerate(graph.nodes)
             for attribute in node.attributes
-            if attribute.checkpoint_key.endswith(_VALUE)
+            if attribute.checkpoint_key.endswith(SUFFIX)
         }
         shapes = self.reader.shapes
-        renamed: dict[str, str] = {}
+        key_of: dict[str, str] = {}
         for number, path in places.of_tables(self.nodes, self.paths).items():
-            key, name = keys.get(number, ""), path + _VALUE
+            key, name = keys.get(number, ""), path + SUFFIX
             if key in shapes and name not in shapes:
-                renamed.setdefault(name, key)
-        names = {key: key for key in shapes if key.endswith(_VALUE)}
-        names |= {key: name for name, key in renamed.items()}
-        path_of = {key: name[: -len(_VALUE)] for key, name in names.items()}
+                key_of.setdefault(name, key)
+        # The names of other tensors are their keys.
+        key_of |= {key: key for key in shapes.keys() - key_of.values()}
+        self._keys = dict(sorted(key_of.items()))
         self.keys = {
-            path_of[key]: key for key in sorted(names, key=names.__getitem__)
+            name[: -len(SUFFIX)]: key
+            for name, key in self._keys.items()
+            if name.endswith(SUFFIX)
         }
+        path_of = {key: path for path, key in self.keys.items()}
         self.columns = {
             path: self._column(key) for path, key in self.keys.items()
         }
         self.variables = {
-            number: path_of.get(key, key[: -len(_VALUE)])
+            number: path_of.get(key, key[: -len(SUFFIX)])
             for number, key in keys.items()
         }
         self.full_names = {
@@ -119,25 +117,21 @@ class SavedObjects:
         owner, _, last = path.rpartition("/")
         numbers = [n for n, each in self.paths.items() if each == owner]
         children = self.nodes[numbers[0]] if numbers else {}
-        number = children.get(unescape(last), -1)
+        number = children.get(from_key(last), -1)
         return sorted(n for n, child in children.items() if child == number)
 
     def others(self, taken: Container[str]) -> list[Other]:
         """The tensors that are not in `taken`, a set of variables' paths."""
-        names = {
-            **{key: key for key in self.reader.shapes},
-            **{key: path + _VALUE for path, key in self.keys.items()},
-        }
         shapes, dtypes = self.reader.shapes, self.reader.dtypes
         return [
             Other(
-                name.removesuffix(_VALUE),
+                name.removesuffix(SUFFIX),
                 tuple(shapes[key]),
                 dtypes[key].name,
                 dtypes[key].size * math.prod(shapes[key]),
             )
-            for key, name in sorted(names.items(), key=lambda item: item[1])
-            if key != _GRAPH and name.removesuffix(_VALUE) not in taken
+            for name, key in self._keys.items()
+            if key != _GRAPH and name.removesuffix(SUFFIX) not in taken
         ]
 
     def parse(self, message: Message, key: str) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import names
+from tfrs_embed.checkpoint.names import from_key, unescape
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
-from tfrs_embed.tools.conversion.objects import SavedObjects, unescape
+from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The ranks of the int64 variables of a table of keys, by name.
 RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
@@ -27,7 +27,7 @@ def find(saved: SavedObjects, found: Contents) -> None:
             of_tables.setdefault(place[:2], {})[place[2]] = path
     for (layer, name), paths in of_tables.items():
         if saved.is_saved_model:
-            name = names.unescape(name)
+            name = unescape(name)
         if add_table(found, layer, name, paths, saved.columns):
             step = f"{layer}/step" if layer else "step"
             add_step(found, layer, step, saved.columns)
@@ -103,9 +103,9 @@ def _place(
     if parts[-3:-2] == ["tables"] and not (
         parts[-2] == "table" and _is_layer(layer, columns)
     ):
-        return "/".join(parts[:-3]), unescape(parts[-2]), unescape(parts[-1])
+        return "/".join(parts[:-3]), from_key(parts[-2]), from_key(parts[-1])
     if parts[-2:-1] == ["table"]:
-        return layer, "", unescape(parts[-1])
+        return layer, "", from_key(parts[-1])
     return None
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed.checkpoint import stored
-from tfrs_embed.checkpoint.names import in_key
+from tfrs_embed.checkpoint.names import from_key, in_key
 from tfrs_embed.compat.private_tensorflow import sparse_core_layout_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES
 from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
-from tfrs_embed.tools.conversion.objects import SavedObjects, unescape
+from tfrs_embed.tools.conversion.objects import SavedObjects
 from tfrs_embed.tools.conversion.places import (
     KERAS_LAYERS,
     LAYOUTS,
@@ -70,7 +70,7 @@ def _find_table(
 ) -> None:
     """Adds the table of a variable, if it is a table's."""
     parts = path.split("/")
-    name = unescape(parts[-1])
+    name = from_key(parts[-1])
     own: dict[str, str] = {}
     if parts[-2:-1] == [TPU_EMBEDDING]:
         owner = path[: -len(parts[-1])]
@@ -82,7 +82,7 @@ def _find_table(
     elif parts[-3:-2] == [KERAS_LAYERS] and name == "embeddings":
         owner = "/".join(parts[:-2]) + "/"
         features = saved.names_of("/".join(parts[:-1]))
-        name = unescape(parts[-2])
+        name = from_key(parts[-2])
         shared = f" It is of the features {', '.join(features)}."
         found.notes.append(
             f"The small table '{name}' has the name of its feature; that of "
