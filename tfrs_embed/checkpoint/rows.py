@@ -80,12 +80,13 @@ class Saved(abc.ABC):
     """A value that this library saves and restores, in blocks.
 
     Attributes:
-        name: the value's name in errors. order: values of a lower order are
-        restored first. optional: whether a checkpoint may lack the value.
-        initial: makes the rows that a smaller checkpoint lacks. growing:
-        whether the pending restore may grow tables. exporting: whether
-        TensorFlow is writing a SavedModel, in which the value
-            must be a plain variable.
+        name: the value's name in errors.
+        order: values of a lower order are restored first.
+        optional: whether a checkpoint may lack the value.
+        initial: makes the rows that a smaller checkpoint lacks.
+        growing: whether the pending restore may grow tables.
+        exporting: whether TensorFlow is writing a SavedModel, in which the
+            value must be a plain variable.
     """
 
     name: str
