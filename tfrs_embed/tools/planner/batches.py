@@ -65,7 +65,7 @@ def read(
             dimension more than the feature's output_shape, or of two dimensions
             if there is no output_shape, are combined over the last one.
         feature: the feature.
-        where: the place of the value, for error messages.
+        where: the value's place, for errors.
         in_range: whether ids must be in their table.
 
     Raises:

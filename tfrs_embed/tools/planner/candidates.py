@@ -8,11 +8,8 @@ import math
 from typing import NamedTuple
 
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
-from tfrs_embed.tools.planner.traffic import (
-    FLOAT,
-    words_of_bag,
-    words_of_piece,
-)
+from tfrs_embed.tools.planner import traffic
+from tfrs_embed.tools.planner.traffic import FLOAT
 from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 
 # The ids of a narrower slice cost more than its columns.
@@ -68,7 +65,7 @@ class Demand:
     def message_words(self) -> int:
         """Words of ids that a replica sends to the owner of a slice."""
         return sum(
-            words_of_piece(f.most_bags, f.most_ids, self.rows, f.ragged)
+            traffic.words_of_piece(f.most_bags, f.most_ids, self.rows, f.ragged)
             for f in self.usage.features
         )
 
@@ -109,7 +106,7 @@ class Demand:
     def bag_words(self) -> int:
         """Words of a bag of all features that are exchanged by vectors."""
         sizes = [f.bag_size or 0 for f in self.by_vectors]
-        return sum(words_of_bag(size, self.rows) for size in sizes)
+        return sum(traffic.words_of_bag(size, self.rows) for size in sizes)
 
 
 class Candidate(NamedTuple):

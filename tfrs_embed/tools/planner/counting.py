@@ -48,13 +48,8 @@ def count_hot_rows(
 ) -> dict[str, tuple[int, ...]]:
     """Finds the most frequent rows of tables whose `hot_rows` is a number.
 
-    Args:
-        spec: the configuration.
-        batches: for each batch, the ids of each lookup.
-
-    Returns:
-        Ids by the table's name, the most frequent first; fewer if fewer ids
-        were looked up.
+    Returns the `hot_rows` most frequent ids, or fewer, by the table's name.
+    Each batch has the ids of each lookup.
     """
     wanted: dict[TableSpec, int] = {
         t: t.hot_rows for t in spec.tables if isinstance(t.hot_rows, int)

@@ -60,15 +60,7 @@ def table(
     left: Collection[str],
     total: Sequence[str] | None = None,
 ) -> str:
-    """Returns the HTML of a table, in a box that scrolls.
-
-    Args:
-        head: the columns' names.
-        lines: the cells, line by line.
-        left: the names of the columns that are aligned to the left; other
-            columns are aligned to the right.
-        total: the cells of a last line, behind a rule, if there is one.
-    """
+    """Returns a table in a box that scrolls; the arguments of `text_table`."""
     classes = [' class="text"' if name in left else "" for name in head]
 
     def line(values: Sequence[str], tag: str) -> str:
@@ -91,10 +83,7 @@ def table(
 def figure(svg: str, caption: str, series: Sequence[str] = ()) -> str:
     """Returns the HTML of a picture, with a caption above and a legend below.
 
-    Args:
-        svg: the picture.
-        caption: the caption.
-        series: the names of the colours of `SERIES`; empty: no legend.
+    The legend names the colours of `SERIES`; without names there is no legend.
     """
     entries = "".join(
         f'<li><i style="background: {SERIES[i % len(SERIES)]}"></i>'

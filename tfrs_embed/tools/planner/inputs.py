@@ -106,12 +106,7 @@ def _expected(
         lookups = _lookups(spec, table)
         usage[table.name] = expected_usage(
             table,
-            [
-                _alone(each, hotness[i])
-                if hashings.multiplies(spec.features[i].hashing)
-                else each
-                for i, each in lookups
-            ],
+            [_alone(spec.features[i], each, hotness[i]) for i, each in lookups],
             [hotness[i] for i, _ in lookups],
             size,
             exponent,
@@ -121,8 +116,12 @@ def _expected(
     return usage
 
 
-def _alone(lookup: FeatureSpec, hotness: float) -> FeatureSpec:
-    """The lookup with a vector for each id."""
+def _alone(
+    feature: FeatureSpec, lookup: FeatureSpec, hotness: float
+) -> FeatureSpec:
+    """The lookup; with a vector for each id if rows of an id are multiplied."""
+    if not hashings.multiplies(feature.hashing):
+        return lookup
     return dataclasses.replace(lookup, output_shape=(None, math.ceil(hotness)))
 
 
@@ -174,11 +173,8 @@ def read_batches(
 ) -> Iterator[dict[FeatureSpec, batch_readers.Bags]]:
     """Yields, for each global batch, the ids of each lookup.
 
-    Args:
-        spec: the configuration.
-        given: a list or dataset of batches, or one batch.
-        what: the argument's name, for error messages.
-        in_range: whether ids must be in their tables.
+    `what` is the argument's name, for errors; `in_range`: whether ids must be
+    in their tables.
 
     Raises:
         ValueError: there are no batches, or a batch has no samples or an id

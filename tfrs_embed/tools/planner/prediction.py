@@ -47,11 +47,8 @@ class Prediction:
 class Model:
     """The costs of tables on some hardware; caches parts.
 
-    Args:
-        demands: the tables.
-        hardware: the replicas' hardware.
-        slices: all pairs of a table's index and a number of slices that will
-            be asked for. Their numbers are the members of `slices`.
+    `slices` has all pairs of a table's index and a number of slices that will
+    be asked for; the members of `Slices` are the pairs' indices.
 
     Attributes:
         kept: how many parts of each kind are cached.

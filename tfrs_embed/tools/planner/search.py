@@ -92,19 +92,10 @@ _Placed = tuple[tuple[Owners, ...], Part]
 
 
 class Search:
-    """Searches placements for tables.
-
-    Args:
-        demands: the tables.
-        hardware: the replicas' hardware.
-        limit: bytes of tables and slots that a replica may hold; None: any.
-    """
+    """Searches placements where a replica holds at most `limit` bytes."""
 
     def __init__(
-        self,
-        demands: Sequence[Demand],
-        hardware: Hardware,
-        limit: int | None,
+        self, demands: Sequence[Demand], hardware: Hardware, limit: int | None
     ):
         self.demands = tuple(demands)
         self.hardware = hardware
@@ -199,9 +190,8 @@ class Search:
     def best(self, allowed: Collection[str] = PLACEMENTS) -> Found:
         """Finds the fastest choice that fits, else the one nearest to fitting.
 
-        Args:
-            allowed: the placements of tables that have none of their own. A
-                table that can have none of these is on one replica.
+        `allowed` are the placements of tables that have none of their own. A
+        table that can have none of these is on one replica.
         """
         options = self._allowed(allowed)
         if math.prod(map(len, options)) <= _EXHAUSTIVE:
@@ -342,10 +332,8 @@ class Search:
     ) -> _Placed:
         """Gives slices, the heaviest first, to the ranks with the least load.
 
-        Args:
-            slices: the members of `Slices`, in the order of tables.
-            weight: the index of a slice's weight in `_pieces`.
-            free: bytes that each rank has for slices; None: any.
+        `weight` is the index of a slice's weight in `_pieces`; each rank has
+        `free` bytes for slices, or any number.
         """
         left = [0 if free is None else free] * self.replicas
         owned: dict[int, tuple[int, ...]] = {}

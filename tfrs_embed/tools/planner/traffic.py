@@ -181,13 +181,13 @@ class _Step:
         by_row = (f.table for f in self.ids[0])
         by_row = (t for t in by_row if self.places[t].placement == "row")
         for table, first in first_ranks(by_row, self.world).items():
+            if table not in self.unique[0]:
+                continue  # All features of the table are by vectors.
             kind = self.tables[table][1], self.number[table]
+            counts = found.setdefault(
+                kind, np.zeros([self.world] * 2, np.int64)
+            )
             for rank, unique in enumerate(self.unique):
-                if table not in unique:
-                    continue
-                counts = found.setdefault(
-                    kind, np.zeros([self.world] * 2, np.int64)
-                )
                 keys = np.setdiff1d(unique[table], self.places[table].hot_rows)
                 owners = (keys.astype(np.int64) + first) % self.world
                 counts[rank] += np.bincount(owners, minlength=self.world)
