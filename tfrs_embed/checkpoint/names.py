@@ -1,8 +1,24 @@
-"""Tables' names where not all characters are allowed."""
+"""Keys of checkpoints, and tables' names where characters are restricted."""
 
 from __future__ import annotations
 
 import re
+
+#: The name of a variable's value in a checkpoint.
+VALUE = "VARIABLE_VALUE"
+#: The end of the keys of values.
+SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+
+
+def key_of(name: str) -> str:
+    """The key of an object's value; `name` is the object's path or the key."""
+    return name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
+
+
+def sibling(key: str, name: str) -> str:
+    """The key of another child of a key's parent."""
+    parent, slash, _ = key[: -len(SUFFIX)].rpartition("/")
+    return f"{parent}{slash}{name}{SUFFIX}"
 
 
 def escape(name: str, characters: str) -> str:

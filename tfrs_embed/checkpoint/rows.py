@@ -16,13 +16,10 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.ops.update import scatter_update
 
-#: The name of a variable's value in a checkpoint.
-VALUE = "VARIABLE_VALUE"
-#: The end of the keys of values.
-SUFFIX = f"/.ATTRIBUTES/{VALUE}"
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
 #: The names of the counters of keys in a `DynamicKeys` table.
@@ -37,11 +34,6 @@ SCALE = "scale"
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
 
-def key_of(name: str) -> str:
-    """The key of an object's value; `name` is the object's path or the key."""
-    return name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
-
-
 def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
     """Words for errors about slots whose shapes are of different rules."""
     if {len(here), len(there)} != {1, 2}:
@@ -51,12 +43,6 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
         "a number for each value, as with other optimizers. Neither can be "
         "made of the other. Restore with the optimizer it was saved with."
     )
-
-
-def sibling(key: str, name: str) -> str:
-    """The key of another child of a key's parent."""
-    parent, slash, _ = key[: -len(SUFFIX)].rpartition("/")
-    return f"{parent}{slash}{name}{SUFFIX}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

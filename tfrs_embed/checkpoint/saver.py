@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import Saved, key_of
+from tfrs_embed.checkpoint.names import key_of
+from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.private_tensorflow import registration, save_context

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.names import in_key
-from tfrs_embed.checkpoint.rows import key_of
+from tfrs_embed.checkpoint.names import in_key, key_of
 from tfrs_embed.serving.tables import ServedTables
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.rows import VALUE, Rows, run_in_place
+from tfrs_embed.checkpoint.names import VALUE
+from tfrs_embed.checkpoint.rows import Rows, run_in_place
 from tfrs_embed.compat.private_tensorflow import SaveSpec, Trackable
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
 

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.rows import (
-    CANDIDATES,
-    LAST_USED,
-    key_of,
-    sibling,
-)
+from tfrs_embed.checkpoint.names import key_of, sibling
+from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows, checked_integers
 

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     HeldRows,
     Saved,
     other_slot,
-    sibling,
 )
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.taken import copy_for_saving

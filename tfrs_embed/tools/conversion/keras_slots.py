@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import SUFFIX
+from tfrs_embed.checkpoint.names import SUFFIX
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects

@@ -13,8 +13,7 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 )
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.names import from_key
-from tfrs_embed.checkpoint.rows import SUFFIX
+from tfrs_embed.checkpoint.names import SUFFIX, from_key
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion import places
