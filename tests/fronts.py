@@ -10,6 +10,8 @@ import os
 import pytest
 import tensorflow as tf
 
+from tfrs_embed import FeatureConfig, TableConfig
+
 #: The Keras's number.
 NUMBER = int(os.environ.get("TFRS_EMBED_TEST_KERAS", "2"))
 
@@ -18,6 +20,28 @@ keras = importlib.import_module({2: "tf_keras", 3: "keras"}[NUMBER])
 layers = importlib.import_module(
     {2: "tfrs_embed", 3: "tfrs_embed.keras3"}[NUMBER]
 )
+
+
+def layer_of_one_table(
+    optimizer, rows, dim, table=None, kind=layers.PartialTPUEmbedding, **options
+):
+    """A layer of a feature "f" and its table "t", which an engine holds.
+
+    Args:
+        optimizer: the layer's.
+        rows: the table's.
+        dim: the table's width.
+        table: further arguments of the table; None: none.
+        kind: the layer's class.
+        **options: further arguments of the layer.
+    """
+    start = keras.initializers.RandomNormal(seed=1)
+    config = TableConfig(
+        "t", rows, dim, **{"initializer": start, **(table or {})}
+    )
+    if kind is layers.PartialTPUEmbedding:
+        options["size_threshold"] = 0
+    return kind(FeatureConfig("f", config), optimizer=optimizer, **options)
 
 
 def only_keras_2(reason):

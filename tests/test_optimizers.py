@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import NUMBER, keras, layers, of_keras_2
+from fronts import NUMBER, keras, layer_of_one_table, layers, of_keras_2
 from helpers import assert_unchanged, state, train
 from plans import nightly, on, with_kernels, without_kernels
 from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
@@ -36,20 +36,8 @@ BOTH_MODES = pytest.mark.parametrize(
 
 
 def make_layer(optimizer, rows=4, dim=3, table_optimizer=None, **kwargs):
-    """A layer of one large table, "t"."""
-    table = tfrs_embed.TableConfig(
-        "t",
-        rows,
-        dim,
-        initializer=keras.initializers.RandomNormal(seed=1),
-        optimizer=table_optimizer,
-    )
-    return layers.PartialTPUEmbedding(
-        tfrs_embed.FeatureConfig("f", table),
-        optimizer,
-        size_threshold=0,
-        **kwargs,
-    )
+    table = {"optimizer": table_optimizer}
+    return layer_of_one_table(optimizer, rows, dim, table, **kwargs)
 
 
 class Probe:

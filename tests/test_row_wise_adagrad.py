@@ -13,7 +13,7 @@ from tfrs_embed.testing import EmulatedTPUStrategy
 
 import fbgemm_trajectory
 import tfrs_embed
-from fronts import keras, layers, only_keras_2
+from fronts import keras, layer_of_one_table, layers, only_keras_2
 from helpers import assert_same, state, train
 from plans import on
 from reference import Ragged, to_tf
@@ -26,22 +26,13 @@ pytestmark = on("keras:3", tier="nightly")
 tpu = tf.tpu.experimental.embedding
 
 
-def make_layer(optimizer, rows=6, dim=4, kind=None, keys=None, **table):
-    """A layer of one large table, "t", that an engine trains."""
-    config = tfrs_embed.TableConfig(
-        "t",
-        rows,
-        dim,
-        combiner="sum",
-        initializer=keras.initializers.RandomNormal(seed=1),
-        keys=keys,
-        **table,
-    )
-    feature = tfrs_embed.FeatureConfig("f", config)
-    if kind is layers.DistributedEmbedding:
-        return kind(feature, optimizer)
-    layer = layers.PartialTPUEmbedding(feature, optimizer, size_threshold=0)
-    layer.build(None)
+def make_layer(
+    optimizer, rows=6, dim=4, kind=layers.PartialTPUEmbedding, **table
+):
+    table = {"combiner": "sum", **table}
+    layer = layer_of_one_table(optimizer, rows, dim, table, kind)
+    if kind is layers.PartialTPUEmbedding:
+        layer.build(None)
     return layer
 
 

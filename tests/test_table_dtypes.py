@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
+from fronts import keras, layer_of_one_table, layers
 from helpers import differentiate
 from reference import HALVES, random_bits, round_stochastically
 from tfrs_embed import serving
@@ -23,21 +23,9 @@ tpu = tf.tpu.experimental.embedding
 
 
 def make_layer(dtype, how="stochastic", optimizer=None, rows=ROWS, **options):
-    table = tfrs_embed.TableConfig(
-        "t",
-        rows,
-        DIM,
-        tf.random_normal_initializer(seed=1),
-        combiner="sum",
-        dtype=dtype,
-        rounding=how,
-    )
-    layer = layers.PartialTPUEmbedding(
-        tfrs_embed.FeatureConfig("f", table),
-        tpu.SGD(RATE) if optimizer is None else optimizer,
-        size_threshold=0,
-        **options,
-    )
+    table = {"combiner": "sum", "dtype": dtype, "rounding": how}
+    optimizer = tpu.SGD(RATE) if optimizer is None else optimizer
+    layer = layer_of_one_table(optimizer, rows, DIM, table, **options)
     layer.build(None)
     return layer
 
