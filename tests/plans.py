@@ -31,6 +31,7 @@ PROCESSES = {
         "workers:2",
         "workers:3",
         "tpu:2x2",
+        "tpu:2x4",
         "tpu:4x4",
         "keras:3",
         "keras:3 mirrored:2",

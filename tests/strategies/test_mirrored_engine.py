@@ -37,7 +37,7 @@ from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.storage import initial_values
 
-pytestmark = on("workers:2")
+pytestmark = on("workers:2", tier="more")
 
 TABLES = {
     "x": TableCase(50, 5, "mean", "adagrad"),
@@ -231,6 +231,7 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
+@on("workers:2")
 @on("mirrored:4", tier="more")
 @nightly(lambda kernel: not kernel)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
@@ -316,6 +317,7 @@ def test_initial_values_without_a_seed_are_equal(strategy):
     assert layer.embedding_tables["y"].numpy().std() > 0
 
 
+@on("workers:2")
 @pytest.mark.parametrize("kind", ["mirrored", "combined"])
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)

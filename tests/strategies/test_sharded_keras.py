@@ -22,7 +22,7 @@ from strategies.keras_models import (
     one_device,
 )
 
-pytestmark = [on("workers:2"), on("mirrored:2", tier="more")]
+pytestmark = on("mirrored:2", "workers:2", tier="more")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,7 @@ def fit(model, strategy, steps):
         model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
 
 
+@on("mirrored:2")
 @nightly(
     lambda make, steps_per_execution: (
         steps_per_execution == 1 or make is tfrs_embed.DistributedEmbedding

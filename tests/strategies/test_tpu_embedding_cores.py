@@ -28,7 +28,7 @@ from tfrs_embed.optimizers import Regularized
 from tfrs_embed.storage import initial_values
 from tfrs_embed.storage.sharded import Part
 
-pytestmark = on("tpu:2x4")
+pytestmark = on("tpu:2x4", tier="more")
 
 
 @pytest.fixture

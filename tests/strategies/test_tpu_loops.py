@@ -31,7 +31,7 @@ if ALL:
     ]
 
 
-@on("tpu:2x4", when=lambda engine: engine == "dense")
+@on("tpu:2x4", tier="more", when=lambda engine: engine == "dense")
 @on("tpu:4x4", tier="more", when=lambda engine: engine == "sparse")
 @pytest.mark.parametrize(("engine", "pipelined", "topology"), LOOPS, ids=str)
 def test_loops_on_the_device(engine, pipelined, topology):
