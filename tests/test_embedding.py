@@ -255,7 +255,7 @@ import sys, tensorflow as tf, tfrs_embed
 assert "tensorflow_recommenders" not in sys.modules
 ours = [m for m in sys.modules if m.startswith("tfrs_embed")]
 assert len(ours) <= 80, ours
-assert "tfrs_embed.report" not in ours
+assert not [m for m in ours if m.startswith("tfrs_embed.tools")], ours
 checkpoint = tf.train.Checkpoint
 tables = checkpoint(table=checkpoint(parameters=tf.Variable(tf.zeros([10, 2]))))
 checkpoint = checkpoint(layer=checkpoint(tables=tables))
@@ -268,6 +268,38 @@ else:
 assert all(hasattr(tfrs_embed, name) for name in dir(tfrs_embed))
 print(sorted(tfrs_embed.__all__))
 """
+
+
+# Public modules are found under their short paths, wherever their files are.
+PATHS = """
+import sys, tf_keras, tfrs_embed
+ours = [m for m in sys.modules if m.startswith("tfrs_embed")]
+assert len(ours) <= 120, (len(ours), ours)
+assert not [m for m in ours if m.startswith("tfrs_embed.tools")], ours
+import tfrs_embed.report, tfrs_embed.tools.report
+from tfrs_embed.tools import testing
+from tfrs_embed.testing import LocalCluster
+from tfrs_embed.planner import traffic
+from tfrs_embed.types import Combiner
+import tfrs_embed.keras2, tfrs_embed.keras3, tfrs_embed.monitoring
+import tfrs_embed.progress, tfrs_embed.tpu_check
+assert tfrs_embed.report is tfrs_embed.tools.report
+assert sys.modules["tfrs_embed.report"] is tfrs_embed.tools.report
+assert testing.LocalCluster is LocalCluster
+assert tfrs_embed.keras2.Embedding is tfrs_embed.Embedding
+assert traffic.__name__ == "tfrs_embed.tools.planner.traffic"
+"""
+
+
+def test_public_modules_keep_their_import_paths():
+    result = subprocess.run(
+        [sys.executable, "-c", PATHS],
+        env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_import_needs_nothing_but_tensorflow(tmp_path):
