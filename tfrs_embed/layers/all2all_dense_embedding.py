@@ -11,7 +11,6 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import KeysOfShards, as_key_dtype
 from tfrs_embed.configs.types import LayerArguments, Optimizer
-from tfrs_embed.distribution import handshake
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
@@ -22,6 +21,7 @@ from tfrs_embed.storage.state import TableState
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from tfrs_embed.distribution.handshake import Facts
     from tfrs_embed.storage.dynamic import DynamicTable
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
@@ -250,7 +250,7 @@ class All2AllDenseEmbedding(TableLayer):
             )
         return shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
 
-    def _describe(self) -> handshake.Facts:
+    def _describe(self) -> Facts:
         facts, given = super()._describe(), self._arguments.given
         names = ("slot_num", "nnz_per_slot", "dynamic_input", "use_hashtable")
         own = {name: given[name] for name in names}

@@ -18,7 +18,6 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import descriptions, placement, serialization
 from tfrs_embed.configs.placement import Assignment, Placement, ShardingType
 from tfrs_embed.configs.tables import EmbeddingSpec
-from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import Engine, FixedBatches
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.gradients import loss_scale
@@ -37,6 +36,7 @@ from tfrs_embed.sparsecore import stacking as stackings
 from tfrs_embed.storage.state import Tables, TableState
 
 if TYPE_CHECKING:
+    from tfrs_embed.distribution.handshake import Facts
     from tfrs_embed.storage.dynamic import DynamicTable
     from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
@@ -207,10 +207,10 @@ class TableHolder(Layer):
         else:
             self._make_tables()
 
-    def _describe(self) -> handshake.Facts:
+    def _describe(self) -> Facts:
         """The facts about the tables that all workers must share."""
         spec, arguments = self._spec, self._arguments
-        facts: handshake.Facts = {
+        facts: Facts = {
             "": {
                 "class": type(self).__name__,
                 "invalid_ids": arguments.invalid_ids,
@@ -231,6 +231,8 @@ class TableHolder(Layer):
         return facts
 
     def _make_tables(self) -> None:
+        from tfrs_embed.distribution import handshake
+
         # First: workers create variables together, and workers that differ must
         # not allocate channels of collectives.
         handshake.compare_workers(

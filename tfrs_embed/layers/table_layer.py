@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import errors, hashed_features, keras_tables
 from tfrs_embed.layers.base import ChangeIds
@@ -23,8 +23,9 @@ from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
 from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
-from tfrs_embed.serving import tables as served_tables
-from tfrs_embed.serving.tables import ServedTables
+
+if TYPE_CHECKING:
+    from tfrs_embed.serving.tables import ServedTables
 
 
 class TableLayer(TableHolder):
@@ -83,7 +84,7 @@ class TableLayer(TableHolder):
         strategies.check(self.name, self._strategy)
         features = called.features
         self._note_kinds(dict(zip(called.places, called.ids, strict=True)))
-        served = served_tables.current()
+        served = SERVED_TABLES.get()
         if served is None:
             bags, found = self._look_up(called, training)
         else:
@@ -173,6 +174,9 @@ class TableLayer(TableHolder):
             # Engines compare lookups themselves.
             if not self._compared and strategies.in_replica(self._strategy):
                 self._compared = True
+                # Imported here: most programs need no comparison of workers.
+                from tfrs_embed.distribution import handshake
+
                 what = f"a lookup of Layer '{self.name}'"
                 handshake.compare_actions(self._strategy, what)
         elif engine.together is not None:

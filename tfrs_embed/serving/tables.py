@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, SCALE, Rows, VariableRows
+from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
@@ -23,15 +23,6 @@ from tfrs_embed.compat.private_tensorflow import (
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
 from tfrs_embed.storage.state import TableState
-
-_current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
-    "served_tables", default=None
-)
-
-
-def current() -> ServedTables | None:
-    """The tables of the export that is being traced, or None."""
-    return _current.get()
 
 
 class ServedTables:
@@ -47,11 +38,11 @@ class ServedTables:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """A context in which layers look ids up in these tables."""
-        token = _current.set(self)
+        token = SERVED_TABLES.set(self)
         try:
             yield
         finally:
-            _current.reset(token)
+            SERVED_TABLES.reset(token)
 
     @tf.autograph.experimental.do_not_convert
     def gather(
