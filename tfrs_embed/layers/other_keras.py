@@ -50,7 +50,7 @@ def refuse_call(name: str, keras: Any, inputs: Any) -> None:
                     f"{_NAMES[other]}",
                     own,
                 )
-    caller = _CALLERS[other]()
+    caller = _caller(other)
     if caller is not None:
         raise _error(
             f"Layer '{name}' is called by {type(caller).__name__} "
@@ -79,23 +79,19 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
             )
 
 
-def _caller_of_keras_3() -> Any:
-    """The first layer that Keras 3 is calling on this thread, or None."""
-    # This must not import Keras 3.
-    module = sys.modules.get("keras.src.backend.common.global_state")
-    get_state = getattr(module, "get_global_attribute", None)
-    context = get_state and get_state("current_call_ctx")
-    return getattr(context, "entry_layer", None)
+def _caller(keras: str) -> Any:
+    """The layer that a Keras is calling on this thread, or None.
 
-
-def _caller_of_tf_keras() -> Any:
-    """The layer that tf_keras is calling on this thread, or None."""
+    Of Keras 3, the first of nested layers. This imports neither Keras.
+    """
+    if keras == KERAS_3:
+        module = sys.modules.get("keras.src.backend.common.global_state")
+        get_state = getattr(module, "get_global_attribute", None)
+        context = get_state and get_state("current_call_ctx")
+        return getattr(context, "entry_layer", None)
     module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
     get_context = getattr(module, "call_context", None)
     return get_context and get_context().layer
-
-
-_CALLERS = {KERAS_3: _caller_of_keras_3, TF_KERAS: _caller_of_tf_keras}
 
 
 def _error(what: str, own: str) -> TypeError:
