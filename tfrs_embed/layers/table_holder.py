@@ -457,18 +457,17 @@ class TableHolder(Layer):
         With several workers, all must pickle it. Raises the errors of
         `get_config`.
         """
-        return _rebuild, (*self._state(), list(self._values()))
+        config, build = self.get_config(), self.get_build_config()
+        return _rebuild, (type(self), config, build, list(self._values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
         """Copies the layer, under its strategy; see `__reduce__`."""
         with strategies.scope(self._strategy):
             # An iterator: only one value is in memory at a time.
-            copied = _rebuild(*self._state(), self._values())
+            config, build = self.get_config(), self.get_build_config()
+            copied = _rebuild(type(self), config, build, self._values())
         memo[id(self)] = copied
         return copied
-
-    def _state(self) -> tuple[type[TableHolder], dict[str, Any], Any]:
-        return type(self), self.get_config(), self.get_build_config()
 
     def _values(self) -> Iterator[tuple[str, str, Any]]:
         """Each variable's table, name and value; deferred updates applied."""
@@ -546,7 +545,7 @@ def _rebuild(
     build: dict[str, Any],
     values: Iterable[tuple[str, str, Any]],
 ) -> TableHolder:
-    """Makes a layer from the results of `_state` and `_values`."""
+    """Makes a layer from its config, build config and `_values`."""
     layer = cls.from_config(config)
     if build:  # It has tables.
         layer.build_from_config(build)
