@@ -350,12 +350,9 @@ def replica_cells(plan: Plan) -> Cells:
     else:
         columns = list(zip(*values, strict=True))
         lines = [
-            line(name, [function(column) for column in columns])
-            for name, function in (
-                ("least", min),
-                ("mean", statistics.fmean),
-                ("most", max),
-            )
+            line("least", [min(column) for column in columns]),
+            line("mean", [statistics.fmean(column) for column in columns]),
+            line("most", [max(column) for column in columns]),
         ]
     return head, lines, head[:1], None
 

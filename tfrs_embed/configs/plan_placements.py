@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -62,7 +63,8 @@ def with_plan(
         raise ValueError(
             "plan is for replicas on CPUs and GPUs; on TPUs leave it out."
         )
-    _check_tables(spec, plan)
+    planned = {table.table: table for table in plan.tables}
+    _check_tables(spec, planned)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         return spec
@@ -71,24 +73,22 @@ def with_plan(
             f"The plan is for {plan.replicas} replicas, and the strategy has "
             f"{replicas}."
         )
-    _warn_of_changes(spec, plan, optimizer)
-    planned = {table.table: table for table in plan.tables}
-    tables = {t: _placed(t, planned[t.name]) for t in spec.tables}
+    _warn_of_changes(spec, planned, optimizer)
+    tables = {}
+    for table in spec.tables:
+        place = planned[table.name]
+        tables[table] = dataclasses.replace(
+            table,
+            placement=place.placement,
+            ranks=place.ranks,
+            hot_rows=place.hot_rows,
+        )
     return dataclasses.replace(
         spec,
         tables=tuple(tables.values()),
         features=tuple(
             dataclasses.replace(f, table=tables[f.table]) for f in spec.features
         ),
-    )
-
-
-def _placed(table: TableSpec, planned: TablePlan) -> TableSpec:
-    return dataclasses.replace(
-        table,
-        placement=planned.placement,
-        ranks=planned.ranks,
-        hot_rows=planned.hot_rows,
     )
 
 
@@ -103,8 +103,9 @@ def _require_hot_rows(spec: EmbeddingSpec) -> None:
             )
 
 
-def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
-    planned = {table.table: table for table in plan.tables}
+def _check_tables(
+    spec: EmbeddingSpec, planned: Mapping[str, TablePlan]
+) -> None:
     here = {table.name for table in spec.tables}
     for problem, names in (
         ("has no", here - set(planned)),
@@ -134,9 +135,10 @@ def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
             )
 
 
-def _warn_of_changes(spec: EmbeddingSpec, plan: Plan, optimizer: Any) -> None:
+def _warn_of_changes(
+    spec: EmbeddingSpec, planned: Mapping[str, TablePlan], optimizer: Any
+) -> None:
     """Warns of tables that differ from those that were planned."""
-    planned = {table.table: table for table in plan.tables}
     changes = []
     for table in spec.tables:
         was, where = planned[table.name], f"Table '{table.name}'"

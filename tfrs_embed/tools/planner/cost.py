@@ -1,23 +1,10 @@
 """The time of a training step's work on tables.
 
-The time is the sum of four, which do not overlap:
-
-- memory: bytes that lookups and updates read and write, of the replica with
-  most work; of all replicas of a host where they share its memory. An id costs
-  some passes over its row: the lookup reads and writes the row, the gradient is
-  read and added, the update reads and writes the row and each slot. Each
-  replica updates a replicated table's unique rows of all replicas. An id also
-  costs the time of some bytes whatever its row's width; most by row, where ids
-  are sorted by owner and made unique. By vectors, a shard also moves a vector
-  and a gradient of each bag of all replicas. Hot rows are summed over replicas,
-  and updated like rows of a replicated table.
-- operations: those that each table and slice needs, whatever its size; of all
-  replicas of a host where they share its cores.
-- transfer: bytes sent inside the host and out of it, which overlap.
-- latency: of each collective, for each level of switches, and of each message.
-
-The weights are fitted to training steps that `benchmarks/fit_planner.py`
-measured on two CPU cores, so they include the effects of caches.
+The time is the sum of four: reading and writing rows; starting operations;
+sending bytes; the latency of collectives and messages. The section "The time of
+a step" of docs/planning.md describes the model. The weights are fitted to
+training steps that `benchmarks/fit_planner.py` measured on two CPU cores, so
+they include the effects of caches.
 """
 
 from __future__ import annotations

@@ -81,10 +81,7 @@ def table(
 
 
 def figure(svg: str, caption: str, series: Sequence[str] = ()) -> str:
-    """Returns the HTML of a picture, with a caption above and a legend below.
-
-    The legend names the colours of `SERIES`; without names there is no legend.
-    """
+    """Returns a picture, its caption and a legend, if colours have names."""
     entries = "".join(
         f'<li><i style="background: {SERIES[i % len(SERIES)]}"></i>'
         f"{escape(name)}</li>"

@@ -18,11 +18,7 @@ from tfrs_embed.configs.plan import (
     format_seconds,
 )
 from tfrs_embed.configs.plan_placements import rule_name, table_optimizer
-from tfrs_embed.configs.tables import (
-    EmbeddingSpec,
-    TableSpec,
-    bytes_of,
-)
+from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec, bytes_of
 from tfrs_embed.distribution import wire
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.engines import column_slices
@@ -37,11 +33,8 @@ from tfrs_embed.tools.planner.usage import TableUsage
 ZIPF_EXPONENT = 1.05
 
 # Configurations' placements by the names that plans have.
-_KEPT = {
-    "sharded": "row",
-    "default_device": "replicated",
-    **{name: name for name in PLACEMENTS},
-}
+_KEPT = {name: name for name in PLACEMENTS}
+_KEPT |= {"sharded": "row", "default_device": "replicated"}
 
 
 def plan(

@@ -15,7 +15,7 @@ from tfrs_embed.tools.planner.cost import StepTime
 from tfrs_embed.tools.planner.parts import Copies, Part, Rows, Slices
 from tfrs_embed.tools.planner.traffic import Exchange
 
-# The cached parts of each kind have about so many numbers: 3 a replica.
+# The cached parts of each kind have about so many numbers.
 _MOST_KEPT = 10**7
 
 

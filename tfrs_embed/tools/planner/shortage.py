@@ -30,14 +30,14 @@ def does_not_fit(search: Search) -> TablesDontFit:
         f"memory_per_replica={most} would do"
     )
     replicas = _enough_replicas(search.demands, limit)
-    if replicas is not None:
-        return TablesDontFit(
-            f"{message}, or {replicas:,} replicas, sharded by row."
+    if replicas is None:
+        message += (
+            "; no number of replicas would, as some tables can't be spread any "
+            "further."
         )
-    return TablesDontFit(
-        f"{message}; no number of replicas would, as some tables can't be "
-        "spread any further."
-    )
+    else:
+        message += f", or {replicas:,} replicas, sharded by row."
+    return TablesDontFit(message)
 
 
 def _size(size: int) -> str:

@@ -294,13 +294,8 @@ def expected_traffic(
 ) -> list[Traffic]:
     """The traffic of each replica in a step on tables sharded by row.
 
-    Args:
-        tables: each table's rows and width.
-        ids: for each rank, the ids of each feature.
-        hot_rows: by table, the rows that each replica has a copy of.
-        element: bytes of a number of vectors and gradients, and of float32
-            rows.
-        narrow: the tables whose numbers have two bytes.
+    `hot_rows` has by table the rows that each replica has a copy of; for the
+    other arguments see `exchange_of_ids`.
 
     Returns:
         Each rank's traffic, as `RowWiseEngine.traffic` counts it.
