@@ -42,12 +42,8 @@ def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
     """Fills one chip's buffers by stack, as `TPUEmbeddingV2.enqueue` does.
 
     `ids` has each feature's ids on the chip, in the layout's order; they are
-    not checked against their tables' rows. Several threads may call this at
-    once.
-
-    Raises:
-        ValueError: a limit or the capacity is exceeded, or the capacity is no
-            multiple of 8.
+    not checked against their tables' rows. A ValueError says which limit or
+    capacity is exceeded. Several threads may call this at once.
     """
     stacks = partition(layout, ids, with_gains=True)
     for name, parts in stacks.items():

@@ -79,16 +79,12 @@ def activations(
     without entries is zero.
     """
     if quantization is not None:
-        rows = _quantize(rows, quantization)
+        low, high = quantization.lower, quantization.upper
+        quantum = (high - low) / (quantization.num_buckets - 1)
+        rows = tf.clip_by_value(rows, low, high)
+        rows = tf.floor((rows - low) / quantum + 0.5) * quantum + low
     rows *= entries.gain[:, tf.newaxis]
     return tf.math.unsorted_segment_sum(rows, entries.sample, samples)
-
-
-def _quantize(rows: tf.Tensor, config: Any) -> tf.Tensor:
-    quantum = (config.upper - config.lower) / (config.num_buckets - 1)
-    rows = tf.clip_by_value(rows, config.lower, config.upper)
-    buckets = tf.floor((rows - config.lower) / quantum + 0.5)
-    return buckets * quantum + config.lower
 
 
 def row_gradients(

@@ -117,17 +117,10 @@ def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
 def fill_buffers(
     layout: Layout, ids: Sequence[Ids], chips: int, checks: Checks
 ) -> Enqueued:
-    """Preprocesses a step's ids, as the hosts of chips do.
+    """Preprocesses a step's ids, as the hosts of `chips` do.
 
-    Args:
-        layout: the layout.
-        ids: each feature's ids in the layout's order, chip by chip.
-        chips: the number of chips.
-        checks: conditions that must hold for the ids.
-
-    Raises:
-        tf.errors.InvalidArgumentError: a check fails, or there are more ids
-            than a limit allows.
+    `ids` has each feature's ids in the layout's order, chip by chip. A check
+    that fails or a limit that is exceeded raises an InvalidArgumentError.
     """
     specs = buffer_specs(layout, chips)
     flat = [spec for of_stack in specs.values() for spec in of_stack]

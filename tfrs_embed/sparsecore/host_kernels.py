@@ -16,13 +16,7 @@ def has_kernels() -> bool:
 
 
 def require_kernels(strategy: tf.distribute.Strategy) -> None:
-    """Checks that ids can be preprocessed for a TPUStrategy's SparseCores.
-
-    Raises:
-        RuntimeError: this process preprocesses ids, and its TensorFlow lacks
-            the kernels; or TensorFlow 2.16, which has no layouts for
-            SparseCores.
-    """
+    """Checks that this process can preprocess ids if a strategy needs it."""
     require_sparse_core_api()
     if has_kernels() or hasattr(strategy, "topology"):
         return  # An emulated slice uses numpy.

@@ -28,20 +28,20 @@ class FeatureLayout:
     Attributes:
         path: the path in the configuration, joined by "/".
         config: TensorFlow's FeatureConfig; its table has padded sizes.
-        stack: the name of the table's stack.
         dim: the table's width without padding.
         samples: samples per chip: the product of output_shape.
         row_offset: the first sample among the stack's samples of a chip.
+        stack: the name of the table's stack.
         col_offset: the table's first row among the stack's rows.
         col_shift: the table's rotation in shards.
     """
 
     path: str
     config: Any
-    stack: str
     dim: int
     samples: int
     row_offset: int
+    stack: str
     col_offset: int
     col_shift: int
 
@@ -77,8 +77,7 @@ class Layout:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
             with a known output_shape; not changed.
         topology: the slice.
-        config: a `SparseCoreEmbeddingConfig`, or None for TensorFlow's
-            defaults.
+        config: a `SparseCoreEmbeddingConfig`; None: TensorFlow's defaults.
 
     Attributes:
         features: each feature's layout, in flattened order.
@@ -100,22 +99,16 @@ class Layout:
         )
         tables = list({id(f.table): f.table for _, f in flat}.values())
         dims = {table.name: table.dim for table in tables}
-        stacking = (
-            tpu_embedding_v3._stack_tables_with_same_table_dim_and_optimizer(
-                tables,
-                flat,
-                topology.chips,
-                topology.sparse_cores,
-                config,
-            )
+        stack = tpu_embedding_v3._stack_tables_with_same_table_dim_and_optimizer
+        self.stacking = stacking = stack(
+            tables, flat, topology.chips, topology.sparse_cores, config
         )
-        self.stacking = stacking
         max_ids = config.max_ids_per_table or {}
         max_unique = config.max_unique_ids_per_table or {}
         self.stacks = {
             name: StackLayout(
-                name=name,
-                tables=tuple(members),
+                name,
+                tuple(members),
                 rows=sum(t.vocabulary_size for t in members),
                 dim=members[0].dim,
                 samples=stacking.table_to_sample_count[name],
@@ -128,23 +121,17 @@ class Layout:
             name: where.stacked_table_name
             for name, where in stacking.table_to_layout.items()
         }
-        self.features = []
-        for path, feature in flat:
-            stack, col_offset, col_shift = (
-                stacking.table_to_stacked_table_offset[feature.table.name]
+        self.features = [
+            FeatureLayout(
+                path,
+                feature,
+                dims[feature.table.name],
+                math.prod(feature.output_shape),
+                stacking.feature_to_sample_offset[path],
+                *stacking.table_to_stacked_table_offset[feature.table.name],
             )
-            self.features.append(
-                FeatureLayout(
-                    path=path,
-                    config=feature,
-                    stack=stack,
-                    dim=dims[feature.table.name],
-                    samples=math.prod(feature.output_shape),
-                    row_offset=stacking.feature_to_sample_offset[path],
-                    col_offset=col_offset,
-                    col_shift=col_shift,
-                )
-            )
+            for path, feature in flat
+        ]
 
 
 def flat_rows(layout: Any, ids: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Loops of training steps, in which the TPU compiler pipelines embeddings.
+"""Finds loops of training steps, which the TPU compiler pipelines.
 
 In the body of a `tf.while_loop` a step's update is deferred until after the
-next step's lookup, and the last update until after the loop. So these functions
-tell whether a loop is being traced, and add operations after it.
+next step's lookup, and the last update until after the loop.
 """
 
 from __future__ import annotations
@@ -59,11 +58,10 @@ def around_loop(callback: Callable[[], None]) -> None:
 
 
 def retrace_in_loops() -> None:
-    """Makes each loop trace the functions that it calls again.
+    """Makes loops trace the functions that they call again; call this once.
 
     TensorFlow would reuse a `tf.function` that was traced outside of the loop,
-    whose updates are not deferred, or are never applied after the loop. Call
-    this once, before such functions are traced.
+    with updates that are not deferred, or never applied after the loop.
     """
     original = function_context.make_function_context
     if hasattr(original, "_tfrs_embed_original"):

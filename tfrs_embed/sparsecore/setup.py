@@ -70,10 +70,7 @@ class Setup:
     rules: dict[str, UpdateRule | None]
 
     def flatten(self, value: Any, what: str) -> list[Any]:
-        """Returns an input's leaves in the layout's order.
-
-        `what` is the input's name in errors, which `Structure.flatten` raises.
-        """
+        """Returns an input's leaves in the layout's order; `what` names it."""
         leaves = self.structure.flatten(value, what)
         return [leaves[i] for i in self.order]
 
@@ -83,11 +80,8 @@ def make_setup(
 ) -> Setup:
     """Checks the arguments of a TPUEmbeddingV2, and lays the tables out.
 
-    Raises:
-        ValueError: a value is missing, out of range, or has no effect.
-        TypeError: a value is of the wrong kind.
-        NotImplementedError: weight decay.
-        RuntimeError: TensorFlow 2.16, which has no layouts for SparseCores.
+    A setting that is missing, wrong or has no effect raises a ValueError, a
+    TypeError or, for weight decay, a NotImplementedError.
     """
     require_sparse_core_api()
     feature_config, spec = _read(feature_config, optimizer)
@@ -221,13 +215,7 @@ def _rule(table: Any) -> UpdateRule | None:
 
 
 def check_layout(layout: Layout) -> None:
-    """Checks the sizes of a layout's stacks, and their limits.
-
-    Raises:
-        ValueError: a stack has too many rows, or a limit is out of range or
-            names no stack.
-        TypeError: limits are not a dict.
-    """
+    """Checks the sizes of a layout's stacks, and their limits."""
     for stack in layout.stacks.values():
         if stack.rows <= MAX_ROWS:
             continue

@@ -20,10 +20,6 @@ def read(table_stacking: Any) -> Groups | None:
 
     The argument is "auto"; None, for no stacking; a list of names of tables to
     stack; or a list of such lists.
-
-    Raises:
-        TypeError: the argument is something else.
-        ValueError: an unknown string, or a table is named twice.
     """
     if table_stacking is None:
         return ()
@@ -48,9 +44,9 @@ def read(table_stacking: Any) -> Groups | None:
         ):
             raise TypeError(text)
     named = [name for group in groups for name in group]
-    for name in named:
-        if named.count(name) > 1:
-            raise ValueError(f"table_stacking names the table '{name}' twice.")
+    twice = [name for name in named if named.count(name) > 1]
+    if twice:
+        raise ValueError(f"table_stacking names the table '{twice[0]}' twice.")
     return tuple(map(tuple, groups))
 
 
@@ -61,12 +57,7 @@ def unite_optimizers(
 ) -> dict[str, TableOptimizer | None]:
     """Checks that the groups can be stacks, wherever the tables are.
 
-    Returns:
-        The tables' optimizers by name, one object per group.
-
-    Raises:
-        ValueError: a name is unknown, a group's tables differ in padded width
-            or optimizer, or a table demands another place.
+    Returns the tables' optimizers by name, one object per group.
     """
     by_name = {table.name: table for table in tables}
     united = dict(optimizers)

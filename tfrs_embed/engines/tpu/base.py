@@ -278,8 +278,7 @@ def _rate(optimizer: TableOptimizer, step: tf.Tensor) -> tf.Tensor:
     variable = optimizer.rate.variable
     # A strategy's variable is on the TPU. A plain one is on the host, and the
     # TPU's program can't read it.
-    if variable is None or isinstance(
-        variable, tf.distribute.DistributedValues
-    ):
+    on_device = (type(None), tf.distribute.DistributedValues)
+    if isinstance(variable, on_device):
         return optimizer.rate.at(step)
     return on_host(optimizer.rate.at, step)

@@ -24,11 +24,7 @@ class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):
 
 
 class EmbeddingCoreEngine(TPUEngine):
-    """Tables on the embedding cores of a slice.
-
-    Embedding cores take one layer's ids at the beginning of a step, so one
-    layer can use them, once in a step.
-    """
+    """Tables of one layer on embedding cores, looked up once in a step."""
 
     _options = ("clipvalue",)
 

@@ -27,9 +27,6 @@ class SparseCoreEngine(TPUEngine):
 
     The hardware pipelines steps in a `tf.while_loop` over `strategy.run`, as
     with Keras's steps_per_execution.
-
-    Raises:
-        RuntimeError: this is not TensorFlow's wheel for TPUs.
     """
 
     def __init__(self, options: EngineOptions) -> None:

@@ -14,11 +14,7 @@ Preserved = dict[str, PartitionedCsrFormatTensor]
 
 
 def enqueued(layout: Layout, value: Any) -> Preserved:
-    """Returns the buffers in a result of `enqueue`.
-
-    Raises:
-        ValueError: the value is something else, or of another layout.
-    """
+    """Returns the buffers in `enqueue`'s result; refuses another layout's."""
     source = "dequeue takes the result of enqueue"
     buffers = _by_stack(layout, value, source)
     for name, entry in buffers.items():

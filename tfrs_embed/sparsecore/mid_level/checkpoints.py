@@ -26,10 +26,7 @@ _FIELDS = (
 
 
 def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
-    """The object that TensorFlow's class saves as `LAYOUTS_KEY`.
-
-    `layouts` has each table's `SparseCoreTableLayout`.
-    """
+    """The object that TensorFlow's class saves as `LAYOUTS_KEY`."""
     proto = sparse_core_layout_pb2.SparseCoreTableLayouts()
     proto.tables.extend(layouts.values())
     return tpu_embedding_v3_utils.SparseCoreLayoutsTrackable(
@@ -38,13 +35,10 @@ def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
 
 
 def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint of other layouts than `layouts`, by table name.
+    """Raises a ValueError for a checkpoint of these tables in another layout.
 
     Stacks of other layouts may have the same shapes: rows would be restored
     into the places of other rows.
-
-    Raises:
-        ValueError: the checkpoint has these tables in another layout.
     """
     reader = tf.train.load_checkpoint(path)
     wrong = None

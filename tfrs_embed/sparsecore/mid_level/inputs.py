@@ -29,18 +29,10 @@ def parse(
 ) -> list[ParsedIds]:
     """Checks ids and weights, but not that ids are in their tables.
 
-    Args:
-        features: the features in the layout's order, without output_shape.
-        layout: the layout.
-        inputs: each feature's ids: a Tensor, or a RaggedTensor or SparseTensor
-            of rank 2, of any integer dtype.
-        weights: each feature's weights, of the ids' kind; or None.
-        chips: the number of chips whose batches follow each other.
-        checks: gets the conditions that depend on values.
-
-    Raises:
-        TypeError: a wrong dtype or kind.
-        ValueError: a wrong rank or static shape.
+    Features are in the layout's order and have no output_shape. Ids are
+    Tensors, or RaggedTensors or SparseTensors of rank 2, of any integer dtype;
+    weights are of the same kind, or None. The batches of `chips` follow each
+    other.
     """
     constants = Constants()
     made = []

@@ -25,10 +25,6 @@ def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
     """Checks the nested gradients of activations; None stands for zeros.
 
     Returns each feature's gradient, float32 in the shape of its activations.
-
-    Raises:
-        ValueError: another structure or shape, or not a Tensor.
-        TypeError: another dtype.
     """
     checked = []
     flat = setup.flatten(gradients, "gradients")
@@ -63,11 +59,7 @@ def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
 def unstack(
     layout: Layout, activations: dict[str, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Splits the stacks' activations by feature.
-
-    Each stack's are [chips * samples, dim] float32; each feature's have the
-    shape `shape_of`.
-    """
+    """Splits the stacks' activations, [chips * samples, dim], by feature."""
     cores = layout.topology.sparse_cores
     by_core = {}
     for name, stack in layout.stacks.items():

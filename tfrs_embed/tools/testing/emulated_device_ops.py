@@ -117,7 +117,13 @@ class _UpdateOp:
         late = _pipelined() and pipelining.in_loop()
 
         def merged(strategy: Any, calls: Sequence[_Call]) -> list[Any]:
-            change = _sum_up(strategy, calls)
+            gradients = [call.gradients for call in calls]
+            entries = _decode(strategy, calls, gradients[0].shape[0])
+            with tf.device(strategy.extended.worker_devices[0]):
+                change = Update(
+                    *device.row_gradients(entries, gradients),
+                    tf.stack([call.rate for call in calls]),
+                )
             if late:
                 stack = op["table_name"]
                 deferred = _deferred(embedding, stack, change)
@@ -163,14 +169,6 @@ def _decode(
         with tf.device(strategy.extended.worker_devices[chip]):
             entries.append(device.decode(call.buffers, topology, samples, rows))
     return entries
-
-
-def _sum_up(strategy: Any, calls: Sequence[_Call]) -> Update:
-    gradients = [call.gradients for call in calls]
-    entries = _decode(strategy, calls, gradients[0].shape[0])
-    with tf.device(strategy.extended.worker_devices[0]):
-        rows, sums = device.row_gradients(entries, gradients)
-        return Update(rows, sums, tf.stack([call.rate for call in calls]))
 
 
 def _apply(

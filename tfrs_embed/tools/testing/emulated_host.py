@@ -29,10 +29,7 @@ def preprocess(
     flat_weights: Sequence[Any],
     **_: Any,
 ) -> Enqueued:
-    """Fills a chip's buffers, as `TPUEmbeddingV2._preprocess_features` does.
-
-    It has the arguments of that method of the TPUEmbeddingV2 `embedding`.
-    """
+    """`TPUEmbeddingV2._preprocess_features`, called with an `embedding`."""
     config = dataclasses.replace(
         embedding._sparse_core_embedding_config,
         max_ids_per_chip_per_sample=max_ids_per_chip_per_sample,
@@ -54,14 +51,8 @@ def fill(
 ) -> Enqueued:
     """Fills a chip's buffers, and lets ids lead outside of their tables.
 
-    Args:
-        layout: the layout.
-        inputs: each feature's Tensor, RaggedTensor or SparseTensor.
-        weights: each feature's weights of the same kind, or None.
-
-    Raises:
-        ValueError, TypeError, tf.errors.InvalidArgumentError: inputs don't fit
-            the features or their weights, or exceed a limit.
+    An input is a Tensor, a RaggedTensor or a SparseTensor; weights are of the
+    same kind, or None.
     """
     features = []
     for feature in parse_configs([f.config for f in layout.features]).features:

@@ -20,15 +20,8 @@ def merge(
 ) -> Any:
     """Calls a function once with the calls of all chips.
 
-    Args:
-        function: of the strategy and the calls; returns each chip's result.
-        call: this chip's call.
-
-    Returns:
-        This chip's result.
-
-    Raises:
-        RuntimeError: not directly in a function that `strategy.run` runs.
+    `function`, of the strategy and the calls, returns a result for each chip;
+    this returns the result of this chip.
     """
     thread = threading.current_thread()
     graph = ops.get_default_graph()

@@ -51,15 +51,11 @@ class Replicas:
         self._others.append((first, _next_id(self.graph)))
 
     def check_kernels(self) -> None:
-        """Checks that TPUs have kernels for the replicas' operations.
+        """Raises an error if TPUs have no kernel for a replicas' operation.
 
-        After tf.config.set_soft_device_placement(True) the host runs operations
-        without a TPU kernel; a warning is logged, as each one costs transfers.
-        By default soft placement is off in a function that is traced.
-
-        Raises:
-            tf.errors.InvalidArgumentError: a kernel is missing, and soft
-                placement is off.
+        After tf.config.set_soft_device_placement(True), which a function that
+        is traced has off by default, the host runs such operations. That costs
+        transfers, so it is logged.
         """
         mine = filter(self.has, self.graph.get_operations())
         found = [
@@ -85,14 +81,7 @@ class Replicas:
 
 
 def require_summable(values: Any) -> None:
-    """Requires that TPUs can sum values over replicas.
-
-    Args:
-        values: nested tensors or per-replica values.
-
-    Raises:
-        TypeError: CrossReplicaSum does not accept a dtype.
-    """
+    """Raises a TypeError if TPUs can't sum nested values over replicas."""
     for value in tf.nest.flatten(values):
         if isinstance(value, tf.distribute.DistributedValues):
             value = value.values[0]

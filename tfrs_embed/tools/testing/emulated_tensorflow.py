@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -34,13 +35,8 @@ from tfrs_embed.tools.testing import emulated_device_ops, emulated_host
 _Function = Callable[..., Any]
 
 
-class _Current(threading.local):
-    """The TPUEmbeddingV2 whose method this thread is running."""
-
-    embedding: Any = None
-
-
-_current = _Current()
+#: `embedding` is the TPUEmbeddingV2 whose method this thread is running.
+_current = threading.local()
 
 
 @functools.cache
@@ -99,8 +95,9 @@ def _emulated(strategy: Any) -> bool:
 
 def _in_effect() -> bool:
     """Whether an emulated strategy is in effect."""
-    if _current.embedding is not None:
-        return _emulated(_current.embedding._strategy)
+    embedding = getattr(_current, "embedding", None)
+    if embedding is not None:
+        return _emulated(embedding._strategy)
     return _emulated(tf.distribute.get_strategy())
 
 
@@ -144,7 +141,8 @@ def _update(update: _Function, **kwargs: Any) -> Any:
 def _remembered(method: _Function) -> _Function:
     @functools.wraps(method)
     def remembered(embedding: Any, *args: Any, **kwargs: Any) -> Any:
-        before, _current.embedding = _current.embedding, embedding
+        before = getattr(_current, "embedding", None)
+        _current.embedding = embedding
         try:
             return method(embedding, *args, **kwargs)
         finally:
@@ -153,24 +151,20 @@ def _remembered(method: _Function) -> _Function:
     return remembered
 
 
-class _Replica:
-    """The part of a TPU replica's context that variables use."""
+def _replica() -> Any:
+    """The part of a TPU replica's context that variables use.
 
-    def __init__(self, replica: int) -> None:
-        self._replica = replica
-
-    def get_replicated_var_handle(
-        self, name: str, handle_id: str, values: Any, *_: Any
-    ) -> Any:
-        return values[self._replica].handle
-
-
-def _replica() -> _Replica | None:
-    """This replica's context; None outside of an emulated replica."""
+    None outside of an emulated replica.
+    """
     context = tf.distribute.get_replica_context()
     if context is None or not _emulated(context.strategy):
         return None
-    return _Replica(values_util.get_current_replica_id_as_int())
+    replica = values_util.get_current_replica_id_as_int()
+    return types.SimpleNamespace(
+        get_replicated_var_handle=lambda name, handle_id, values, *_: (
+            values[replica].handle
+        )
+    )
 
 
 def _replace_shards(cls: Any) -> None:

@@ -39,12 +39,10 @@ _METHODS: tuple[tuple[type, str, str], ...] = (
 
 @contextlib.contextmanager
 def blaming() -> Iterator[list[str]]:
-    """Catches errors in calls of this library's layers.
+    """Yields a list that gets the text of the first error in a layer's call.
 
-    Yields:
-        A list that gets the text of the first error, with the layer's name and
-        the user's line. The text is shorter than after Keras and AutoGraph
-        have added theirs.
+    The text has the layer's name and the user's line, and is shorter than after
+    Keras and AutoGraph have added theirs.
     """
     found: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -84,10 +82,7 @@ def _watched(
 
 
 def locate(recorded: Recorded, kinds: Collection[str]) -> list[str]:
-    """Returns the names and the user's lines of a function's operations.
-
-    Only operations of these kinds that run on the TPU count.
-    """
+    """Names a function's operations of some kinds, and the user's lines."""
     places = []
     for op in operations(recorded.function.graph):
         on_host = "_xla_outside_compilation" in op.node_def.attr

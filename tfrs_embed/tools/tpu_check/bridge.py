@@ -51,8 +51,8 @@ class Bridged:
         name: the function's name.
         text: the MLIR module.
         programs: the text of each TPU program, a function of the module.
-        host_operations: the number of operations of each kind that run on the
-            host in a step of one replica.
+        host_operations: the number of operations on the host in a step of one
+            replica, by kind.
     """
 
     name: str
@@ -62,11 +62,7 @@ class Bridged:
 
 
 def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
-    """Runs TensorFlow's clustering bridge on a function traced for a slice.
-
-    Raises:
-        CheckError: the bridge refuses the function.
-    """
+    """Runs TensorFlow's bridge on a traced function; raises CheckErrors."""
     text = _import(recorded.function, tpu_slice)
     bridged = run_passes(text, _PIPELINE, f"function '{recorded.name}'")
     programs = tuple(match[0] for match in _PROGRAM.finditer(bridged))
@@ -80,13 +76,7 @@ def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
 def run_passes(text: str, pipeline: str, what: str) -> str:
     """Returns an MLIR module after a pipeline of passes.
 
-    Args:
-        text: the module.
-        pipeline: the passes.
-        what: the module's name in errors.
-
-    Raises:
-        CheckError: a pass failed.
+    `what` names the module in the CheckError that a failing pass raises.
     """
     try:
         with _without_log():

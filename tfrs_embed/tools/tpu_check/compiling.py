@@ -108,12 +108,9 @@ class Compiler:
     def _run(
         self, arguments: list[str], number: int
     ) -> tuple[str, list[dict[str, Any]]]:
-        environment = {
-            key: value
-            for key, value in os.environ.items()
-            # The other Python has packages of its own.
-            if key != "PYTHONPATH"
-        }
+        environment = {**os.environ}
+        # The other Python has packages of its own.
+        environment.pop("PYTHONPATH", None)
         if self.library is not None:
             environment["TPU_LIBRARY_PATH"] = self.library
         command = [self.python, compile_programs.__file__, *arguments]

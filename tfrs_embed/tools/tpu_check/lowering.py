@@ -125,11 +125,7 @@ class Program:
 
 
 def lower(bridged: Bridged) -> list[Program]:
-    """Lowers the programs of a function to StableHLO.
-
-    Raises:
-        CheckError: an operation, or its arguments, can't be on a TPU.
-    """
+    """Lowers a function's programs to StableHLO; raises CheckErrors."""
     several = len(bridged.programs) > 1
     return [
         _lower(f"{bridged.name}/{i}" if several else bridged.name, text)

@@ -32,11 +32,9 @@ class EndOfRecording(tf.errors.OutOfRangeError):
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A function with TPU programs.
+    """A ConcreteFunction with TPU programs, and its name in Python.
 
-    Attributes:
-        name: the name in Python; later functions of one name get a number.
-        function: the ConcreteFunction.
+    Functions of one name are numbered.
     """
 
     name: str
@@ -55,11 +53,7 @@ class Recorder:
         self._known: dict[int, Recorded] = {}
 
     def add(self, function: Any) -> None:
-        """Records a ConcreteFunction that is called.
-
-        Raises:
-            EndOfRecording: the function was called before.
-        """
+        """Records a called ConcreteFunction; raises at its second call."""
         known = self._known.get(id(function))
         if known is not None:
             if known.name not in self.ended:

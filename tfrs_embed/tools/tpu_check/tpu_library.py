@@ -24,11 +24,7 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
 
 def require() -> None:
-    """Checks that this TensorFlow can lower TPU programs without a TPU.
-
-    Raises:
-        CheckError: it is not a wheel for TPUs of a known version.
-    """
+    """Raises a CheckError unless this is TensorFlow's TPU wheel, as known."""
     known = " or ".join(_OFFSETS)
     install = f"pip install --no-deps tensorflow-tpu=={known}"
     if not has_kernels():
