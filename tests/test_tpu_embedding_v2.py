@@ -687,22 +687,22 @@ def feature(**arguments):
         (
             {"optimizer": tpu.SGD(1.0, clip_weight_min=0.0)},
             ValueError,
-            "Table 't': SGD: clip_weight_min=0.0",
+            "Table 't': SGD: a table's update rule has no clip_weight_min=0.0",
         ),
         (
             {"optimizer": tpu.Adagrad(1.0, clipvalue=1.0)},
             ValueError,
-            "Table 't': Adagrad: clipvalue=",
+            "Table 't': Adagrad: these TPUs have no clipvalue=",
         ),
         (
             {"optimizer": tpu.Adam(1.0, use_gradient_accumulation=False)},
             ValueError,
-            "Table 't': Adam: use_gradient_accumulation=False",
+            "update rule has no use_gradient_accumulation=False",
         ),
         (
             {"optimizer": tpu.Adam(1.0, lazy_adam=False)},
             ValueError,
-            "Table 't': Adam: lazy_adam=False",
+            "Table 't': Adam: a table's update rule has no lazy_adam=False",
         ),
         (
             {
