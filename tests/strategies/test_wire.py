@@ -175,6 +175,7 @@ def test_a_step_is_the_references_but_for_rounding(
                 np.testing.assert_array_equal(copy.numpy(), now)
 
 
+@on("mirrored:2", tier="more")
 def test_evaluation_reads_exact_rows_outside_of_replicas(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("no worker has all rows")
