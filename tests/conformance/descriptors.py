@@ -124,6 +124,8 @@ class Engine(NamedTuple):
         hot: of which rows tables have copies, in turns: each third, for 3; 0:
             of none.
         store: the class of what keeps the rows; None: variables in memory.
+        group: the replicas that exchange rows among themselves first; 1: all
+            exchange with all.
     """
 
     layer: type
@@ -134,6 +136,7 @@ class Engine(NamedTuple):
     places: tuple[str, ...] = ()
     hot: tuple[int, ...] = ()
     store: type | None = None
+    group: int = 1
 
 
 def _engine(layer, threshold, large, small, **options):
@@ -177,6 +180,10 @@ ENGINES = {
     "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
     "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
         store=NumpyRows
+    ),
+    "two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(group=2),
+    "dynamic_two_stages": _by_key(_PARTIAL, "sharded, by key")._replace(
+        group=2
     ),
     "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),

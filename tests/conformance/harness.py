@@ -25,6 +25,7 @@ from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import ShardingType
+from tfrs_embed.distribution import row_exchange
 from tfrs_embed.storage import kinds
 from tfrs_embed.storage.memory import MemoryRows
 
@@ -73,12 +74,19 @@ def build(engine, tables=None, per_table=False, **options):
             features[name] = _feature(name, config, KINDS[kind])
             described[name] = Feature(table, **shape)
     store = ENGINES[engine].store or MemoryRows
-    with mock.patch.object(kinds, "kind_of", lambda table: store):
+    group = ENGINES[engine].group
+    with (
+        mock.patch.object(kinds, "kind_of", lambda table: store),
+        # Where hosts have GPUs the groups are of these.
+        mock.patch.object(row_exchange, "first_stage", lambda *_: group),
+    ):
         layer = layer_class(
             features,
             optimizer=shared and OPTIMIZERS[shared].optimizer,
             **options,
         )
+        if group > 1:
+            layer.build(None)  # Which makes the exchange.
     if is_tpu(tf.distribute.get_strategy()):
         # A TPU's tables are made by the first call.
         rng = np.random.default_rng(0)

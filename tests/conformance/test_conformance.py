@@ -37,6 +37,7 @@ from helpers import assert_unchanged, state
 from nightly import ALL
 from plans import has_kernels, on
 from tfrs_embed import kernels
+from tfrs_embed.distribution.row_exchange import TwoStages
 
 # XLA adds up in an order of its own.
 XLA = {"rtol": 2e-4, "atol": 2e-5}
@@ -89,17 +90,31 @@ class Case:
         return "-".join(word for word in words if word)
 
     def build(self, strategy, **options):
+        group, world = ENGINES[self.engine].group, strategy.num_replicas_in_sync
+        if group > 1 and (world <= group or world % group):
+            pytest.skip("groups of two need four replicas")
         with strategy.scope():
             if self.tables:
                 tables = TABLES[self.tables]
-                return build(self.engine, tables, per_table=True, **options)
+                layer, reference = build(
+                    self.engine, tables, per_table=True, **options
+                )
+                self.check_exchange(layer)
+                return layer, reference
             tables = large_and_small(
                 self.combiner, self.optimizer, self.kinds, self.dtype
             )
             layer, reference = build(self.engine, tables, **options)
+        self.check_exchange(layer)
         engine = ENGINES[self.engine]
         assert places_of(layer) == {"x": engine.large, "y": engine.small}
         return layer, reference
+
+    def check_exchange(self, layer):
+        """Asserts that rows travel in two stages if they are to."""
+        if ENGINES[self.engine].group > 1:
+            exchange = layer._engine_layer.engine._row_exchange
+            assert isinstance(exchange, TwoStages)
 
     def train(self, strategy, layer, reference, **options):
         """Trains both; returns the last step's batches."""
@@ -185,10 +200,23 @@ def with_kernels(case):
     return case.kernels is not False
 
 
+def of_any_world(case):
+    """Whether a case is with the kernels, and needs no four replicas."""
+    return with_kernels(case) and ENGINES[case.engine].group == 1
+
+
+# Two stages need groups of two.
+STAGES = on(
+    "mirrored:4",
+    tier="more",
+    when=lambda case: with_kernels(case) and case.engine == "two_stages",
+)
+
+
 # What most changes to an engine would break.
-STEPS = on("mirrored:2", when=with_kernels)
+STEPS = on("mirrored:2", when=of_any_world)
 # Others find little there that one device's tests and STEPS don't.
-OTHERS = on("mirrored:2", tier="more", when=with_kernels)
+OTHERS = on("mirrored:2", tier="more", when=of_any_world)
 
 
 @pytest.fixture
@@ -300,6 +328,8 @@ def test_lookup(case, strategy):
         ),
         Case("distributed_mirrored", "row_wise_adagrad", kinds=FEW, steps=3),
         Case("dynamic_sharded", kinds=KINDS_OF_OTHERS, steps=3),
+        Case("two_stages", "adam", "sqrtn", kinds=FEW, steps=3),
+        *nightly(Case("dynamic_two_stages", "adam", "sqrtn", kinds=FEW)),
         Case("hot_rows", kinds=KINDS_OF_OTHERS, steps=3),
         Case("distributed_hot_rows", kinds=FEW, steps=3),
         Case("columns"),
@@ -326,7 +356,12 @@ def test_lookup(case, strategy):
         and case.combiner == "mean"
     ),
 )
-@on("keras:3 mirrored:2", tier="more", when=lambda case: case.kinds == FEW)
+@STAGES
+@on(
+    "keras:3 mirrored:2",
+    tier="more",
+    when=lambda case: case.kinds == FEW and of_any_world(case),
+)
 def test_training(case, strategy):
     layer, reference = case.build(strategy)
     case.train(strategy, layer, reference)
@@ -345,6 +380,10 @@ def test_training(case, strategy):
     replicas=both(
         Case("sharded", None, None, tables="two_widths", steps=3),
         Case("dynamic_sharded", None, None, tables="two_widths", steps=3),
+        Case("two_stages", None, None, tables="two_widths", steps=3),
+        *nightly(
+            Case("dynamic_two_stages", None, None, tables="two_widths", steps=3)
+        ),
         Case("hot_rows", None, None, tables="two_widths", steps=3),
         Case("columns", None, None, tables="even_widths", steps=3),
     ),
@@ -353,6 +392,7 @@ def test_training(case, strategy):
         for engine in ("sparse", "dense")
     ],
 )
+@STAGES
 @OTHERS
 @on(
     "workers:2",
@@ -487,6 +527,7 @@ def test_gradients_of_keras_tables(case, strategy):
             for engine in ("sharded", "distributed_both", "columns")
         ),
         Case("hot_rows", "adam", kinds=("ragged",), steps=1),
+        *nightly(Case("two_stages", "adam", "sqrtn", kinds=FEW)),
     ],
     tpu=[
         Case(engine, "adam", kinds=FEW, steps=1)

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conformance.descriptors import FEW, TABLES, large_and_small
-from conformance.harness import assert_tables, build, train, trainer
 from plans import nightly, on
 from strategies.replicas import distribute, local, local_ids
 from strategies.test_sharded_traffic import DIM, draw, make_step
 from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.distribution.row_exchange import TwoStages
 
 pytestmark = on("mirrored:4", tier="nightly")
 
@@ -26,42 +23,6 @@ def two_stages(strategy, monkeypatch):
     if strategy.num_replicas_in_sync <= SIZE:
         pytest.skip("one group")
     monkeypatch.setattr(row_exchange, "first_stage", lambda *_: SIZE)
-
-
-@on(
-    "mirrored:4",
-    tier="more",
-    when=lambda engine, options: engine == "sharded" and not options,
-)
-@pytest.mark.parametrize("engine", ["sharded", "dynamic_sharded"])
-@pytest.mark.parametrize(
-    ("tables", "options"),
-    [
-        ("two_widths", {}),
-        (None, {}),
-        (None, {"invalid_ids": "zero"}),
-    ],
-    ids=["two_widths", "weighted", "invalid"],
-)
-def test_training(strategy, engine, tables, options):
-    if options and engine.startswith("dynamic"):
-        pytest.skip("no key is invalid")
-    with strategy.scope():
-        if tables:
-            layer, reference = build(engine, TABLES[tables], per_table=True)
-        else:
-            cases = large_and_small("sqrtn", "adam", FEW)
-            layer, reference = build(engine, cases, **options)
-    exchange = layer._engine_layer.engine._row_exchange
-    assert isinstance(exchange, TwoStages)
-    train(
-        trainer(strategy, layer, mode="function"),
-        reference,
-        strategy,
-        3,
-        weighted=True,
-    )
-    assert_tables(layer, reference)
 
 
 def longest(by_group):
