@@ -86,13 +86,24 @@ class Hardware:
             object.__setattr__(self, field, checked)
 
     def on_host(self, replicas: int) -> int:
-        """Returns how many of `replicas` replicas are on one host."""
+        """Returns how many of a job's replicas are on one host.
+
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            The number on a host, at least 1.
+        """
         return min(replicas, self.replicas_per_host or replicas)
 
     def levels(self, replicas: int) -> int:
-        """Returns the levels of switches between `replicas` replicas.
+        """Returns the levels of switches between a job's replicas.
 
-        They are 1 in a host, 2 in a rack of up to 32 hosts, 3 beyond a rack.
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            1 in one host, 2 in a rack of up to 32 hosts, 3 beyond a rack.
         """
         host = self.on_host(replicas)
         return 1 if replicas <= host else 2 if replicas <= 32 * host else 3

@@ -249,15 +249,22 @@ class Plan:
         return sum(table.bytes for table in self.tables)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, for `from_json`."""
+        """Writes the plan as JSON.
+
+        Returns:
+            The JSON, which `from_json` reads.
+        """
         return strict_json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Returns the plan that `to_json` wrote.
+        """Reads a plan that `to_json` wrote.
 
         Args:
             text: the JSON.
+
+        Returns:
+            The plan.
 
         Raises:
             ValueError: `text` is no JSON; a field is missing, unknown or of a
