@@ -479,7 +479,7 @@ class TestFunctions:
 
     def test_they_are_not_stored(self):
         layer = make(eviction=rate)
-        with pytest.raises(ValueError, match="eviction rule is a function"):
+        with pytest.raises(ValueError, match="store an eviction function"):
             layer.get_config()
 
 

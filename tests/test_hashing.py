@@ -386,7 +386,7 @@ def feature_with(hashing, rows=ROWS, **options):
         (
             lambda: feature_with(QuotientRemainder(100, 10), 19),
             ValueError,
-            r"Feature 'f' \(table 't'\): .* needs 20 rows.* has 19",
+            r"Feature 'f' \(table 't'\): .* needs at least 20 rows.* has 19",
         ),
         (
             lambda: feature_with(Hash(), keys=tfrs_embed.DynamicKeys()),
