@@ -179,7 +179,7 @@ def test_rows_are_those_of_the_hosts_that_hold_them(
 def test_a_second_layer_is_an_error(strategy, cores):
     build_on(strategy, "sgd")
     with pytest.raises(
-        RuntimeError, match="serve one layer, and another one has them"
+        RuntimeError, match="serve one layer, and another layer uses them"
     ):
         build_on(strategy, "sgd")
 
