@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
-from tfrs_embed.configs import descriptions, placement, serialization
+from tfrs_embed.configs import placement, serialization
 from tfrs_embed.configs.placement import Assignment, Placement, ShardingType
 from tfrs_embed.configs.tables import EmbeddingSpec
 from tfrs_embed.engines.engine import Engine, FixedBatches
@@ -30,7 +30,6 @@ from tfrs_embed.layers.table_arguments import (
     convert_optimizers,
     from_config,
 )
-from tfrs_embed.layers.table_values import check_values
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
 from tfrs_embed.storage.state import Tables, TableState
@@ -209,6 +208,8 @@ class TableHolder(Layer):
 
     def _describe(self) -> Facts:
         """The facts about the tables that all workers must share."""
+        from tfrs_embed.configs import descriptions
+
         spec, arguments = self._spec, self._arguments
         facts: Facts = {
             "": {
@@ -298,6 +299,8 @@ class TableHolder(Layer):
             ValueError: there is no such table, or it has another shape, or a
                 Keras layer has no table yet; no table is set.
         """
+        from tfrs_embed.layers.table_values import check_values
+
         values = check_values(tables, self._spec.tables, self.name)
         known = self.embedding_tables
         for name, rows in values.items():

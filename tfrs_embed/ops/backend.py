@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed import kernels
+from tfrs_embed.ops.compiled import Compiled, Portable
 from tfrs_embed.ops.stock import Stock
 
 _STOCK = Stock()
@@ -21,9 +22,6 @@ def of(device: str | None, training: bool) -> Stock:
     module = kernels.operations(device)
     if module is None:
         return _STOCK
-    # Imported here: programs without kernels don't need it.
-    from tfrs_embed.ops.compiled import Compiled, Portable
-
     if training or tf.executing_eagerly():
         return Compiled(module)
     return Portable(module)
