@@ -1,14 +1,12 @@
 """Plans: what they count, what they choose, what they refuse, how they read."""
 
 import dataclasses
-import html.parser
 import itertools
 import json
 import math
 import pathlib
 import re
 import time
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -39,7 +37,6 @@ from tfrs_embed.tools.planner import (
 )
 from tfrs_embed.tools.planner import search as search_module
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
-from tfrs_embed.tools.planner.html_report import html_report
 from tfrs_embed.tools.planner.search import Search
 from tfrs_embed.tools.planner.traffic import FeatureIds, Place
 
@@ -1432,69 +1429,6 @@ def test_the_report():
     assert re.search(r"^3  +\d", text, re.M)
 
 
-class Page(html.parser.HTMLParser):
-    """Checks that tags are closed; collects text, and tags."""
-
-    EMPTY = ("meta",)
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.text = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-@pytest.mark.parametrize("replicas", [1, 4, 40])
-def test_the_page(replicas):
-    table = TableConfig("<b>\"bad\" & 'odd'</b>", 5000, 16)
-    features = {"f": FeatureConfig("f", table), **features_of([10, 90_000])}
-    made = plan(
-        features,
-        1,
-        replicas=replicas,
-        batch_size=64,
-        memory_per_replica=6_100_000,
-    )
-    text = html_report(made)
-    page = Page()
-    page.feed(text)
-    page.close()
-    assert not page.open
-    assert "b" not in {tag for tag, _ in page.tags}
-    assert table.name in page.text
-    for other in made.alternatives:
-        assert other.name in page.text
-    # Nothing is loaded from elsewhere.
-    assert not re.search(r"(src|href|@import|url\()", text)
-    pictures = re.findall(r"<svg.*?</svg>", text, re.S)
-    assert len(pictures) == 5
-    space = "{http://www.w3.org/2000/svg}"
-    for picture in pictures:
-        root = ET.fromstring(picture)
-        width, height = (float(root.get(n)) for n in ("width", "height"))
-        for rect in root.iter(f"{space}rect"):
-            x, y, w, h = (
-                float(rect.get(n)) for n in ("x", "y", "width", "height")
-            )
-            assert min(x, y, w, h) >= 0
-            assert x + w <= width + 1
-            assert y + h <= height + 1
-    columns = ET.fromstring(pictures[1]).iter(f"{space}rect")
-    assert len(list(columns)) == replicas
-
-
 @pytest.mark.parametrize(
     "rows, exponent",
     [(1, 1.05), (50, 0.0), (60_000, 1.05), (60_000, 1.0), (2**33 + 2, 1.2)],
@@ -1542,7 +1476,7 @@ def command(tmp_path, config, *arguments):
 
 
 def test_the_command(tmp_path, capsys):
-    saved, page = tmp_path / "plan.json", tmp_path / "report.html"
+    saved = tmp_path / "plan.json"
     status = command(
         tmp_path,
         CONFIG,
@@ -1550,7 +1484,6 @@ def test_the_command(tmp_path, capsys):
         "--memory=100MB",
         "--topology=4xH100",
         f"--output={saved}",
-        f"--html={page}",
     )
     assert status == 0
     made = Plan.from_json(saved.read_text())
@@ -1573,7 +1506,6 @@ def test_the_command(tmp_path, capsys):
     same = ["--replicas=4", "--memory=100MB", "--topology=4xH100", "--json"]
     assert command(tmp_path, CONFIG, *same) == 0
     assert Plan.from_json(capsys.readouterr().out) == made
-    assert page.read_text("utf-8") == html_report(made)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tfrs_embed.tools.command_line import (
     integer,
 )
 from tfrs_embed.tools.planner import model_file
-from tfrs_embed.tools.planner.html_report import html_report
 from tfrs_embed.tools.planner.planning import plan
 from tfrs_embed.tools.planner.shortage import TablesDontFit
 
@@ -61,13 +60,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         type=pathlib.Path,
         metavar="PLAN.json",
-        help="where to write the plan",
-    )
-    parser.add_argument(
-        "--html",
-        type=pathlib.Path,
-        metavar="REPORT.html",
-        help="where to write the report as a page with pictures",
+        help="where to write the plan; tfrs-embed report makes a page of it",
     )
     parser.add_argument(
         "--json",
@@ -99,8 +92,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.output is not None:
             args.output.write_text(made.to_json() + "\n", "utf-8")
-        if args.html is not None:
-            args.html.write_text(html_report(made), "utf-8")
     except OSError as error:
         return fail(error, FAILED)
     print(made.to_json() if args.json else made)

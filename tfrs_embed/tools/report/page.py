@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfrs_embed.compat.version import __version__
-from tfrs_embed.tools.planner import html_parts
+from tfrs_embed.tools.report import html_parts
 
 # Columns of text, which are aligned to the left; numbers are to the right.
 _TEXT_COLUMNS = (

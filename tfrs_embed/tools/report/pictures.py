@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tfrs_embed.tools.planner.html_parts import SERIES, figure
+from tfrs_embed.tools.report.html_parts import SERIES, figure
 
 #: The most bars, or lines, that a picture has room for.
 MOST_BARS = 15
