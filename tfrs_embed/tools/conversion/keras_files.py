@@ -1,8 +1,8 @@
-"""Tables in the files of Keras: `.keras`, `.weights.h5` and the older `.h5`.
+"""Tables in Keras's files, `.keras` and `.weights.h5`: of Keras and keras_rs.
 
 A `.keras` file is a zip archive with a `.weights.h5` as a member. In that file
-a layer is a group by its class or attribute. A layer of keras_rs has the layers
-of its tables in a group below its own.
+a layer is a group, named after the layer's class or attribute. A layer of
+keras_rs has the layers of its tables in a group below its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import re
 import zipfile
-from collections.abc import Mapping
 from typing import Any
 
 import h5py
@@ -20,18 +20,25 @@ import tensorflow as tf
 
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion import keras_rs, own_files
+from tfrs_embed.tools.command_line import InputError
+from tfrs_embed.tools.conversion import keras_rs
 from tfrs_embed.tools.conversion.contents import (
     Column,
     Contents,
     Other,
     Table,
 )
-from tfrs_embed.tools.conversion.own_files import NAME, VARIABLES
 
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MEMBER = "model.weights.h5"
 _BLOCK = 1 << 20
+_EMBEDDING = re.compile(r"((?:.*/)?embedding(?:_\d+)?)/vars/0")
+_KERAS_RS = re.compile(rf"(.+)/{keras_rs.LAYERS}/([^/]+)/vars/0")
+# Tables of this package's layers and TFRS's.
+_UNREAD = re.compile(
+    rf"(?:.*/)?(?:(?:tpu_embedding|_engine_layer)/vars/.+/{PARAMETERS}"
+    r"|(?:_keras_layers|keras_embedding_layers)/.+)"
+)
 
 
 def is_file(path: str) -> bool:
@@ -43,7 +50,13 @@ def is_file(path: str) -> bool:
 
 
 def read(path: str) -> Contents:
-    """Finds the tables in a file; raises a ValueError if it is damaged."""
+    """Finds the tables in a file.
+
+    Raises:
+        InputError: the file is of Keras's older format, or has tables of other
+            layers.
+        ValueError: the file is damaged.
+    """
     datasets: dict[str, h5py.Dataset] = {}
 
     def add(name: str, item: Any) -> None:
@@ -52,36 +65,51 @@ def read(path: str) -> Contents:
 
     file = _open(path)
     file.visititems(add)
-    columns = {
-        name: _column(dataset)
-        for name, dataset in datasets.items()
-        if dataset.dtype.kind in "fi"
-    }
+    _check_readable(path, file, datasets)
     found = Contents(path)
-    own_files.find(file, columns, found)
-    of_keras = [table.of_keras for table in found.tables]
-    _find_keras_rs(file, columns, found)
-    of_keras_rs = len(found.tables) > len(of_keras)
-    if of_keras_rs or any(of_keras):
-        found.notes.append(
-            "Slots of Keras's optimizers have no names in its files, and are "
-            "not taken; a tf.train.Checkpoint of the compiled model has them."
-        )
-    writers = {
-        "tfrs_embed": not all(of_keras),
-        "keras_rs": of_keras_rs,
-        "Keras": any(of_keras),
-    }
-    written = " and ".join(each for each, wrote in writers.items() if wrote)
-    if written:
-        found.format = f"{written} in a file of Keras"
+    for name, dataset in datasets.items():
+        if match := _KERAS_RS.fullmatch(name):
+            place = match[1], _name(file, name.removesuffix("/vars/0"))
+        elif match := _EMBEDDING.fullmatch(name):
+            place = match[1], ""
+        else:
+            continue
+        if dataset.ndim == 2 and dataset.shape[1] and dataset.dtype.kind == "f":
+            columns = {PARAMETERS: _column(dataset)}
+            found.tables.append(Table(*place, columns, of_keras=not place[1]))
+            found.taken.add(name)
     found.others = [
         Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
         for name, dataset in datasets.items()
         if name not in found.taken
     ]
+    if found.tables:
+        of_keras = {table.of_keras for table in found.tables}
+        names = ["Keras" if each else "keras_rs" for each in sorted(of_keras)]
+        found.format = f"{' and '.join(names)} in a file of Keras"
+        found.notes.append(
+            "Slots of Keras's optimizers have no names in its files, and are "
+            "not taken; a tf.train.Checkpoint of the compiled model has them."
+        )
     _name_layers(file, found)
     return found
+
+
+def _check_readable(
+    path: str, file: h5py.File, datasets: dict[str, h5py.Dataset]
+) -> None:
+    instead = "load it into its model, and save a tf.train.Checkpoint of that."
+    if "model_weights" in file or any("layer_names" in a for a in file.attrs):
+        raise InputError(
+            f"'{path}' is in Keras's older HDF5 format, which is not read: "
+            f"{instead}"
+        )
+    for name in datasets:
+        if _UNREAD.fullmatch(name):
+            raise InputError(
+                f"'{path}' has a table of tfrs_embed or TFRS, '{name}'. Such "
+                f"tables are not read from Keras's files: {instead}"
+            )
 
 
 def _open(path: str) -> h5py.File:
@@ -103,31 +131,14 @@ def _open(path: str) -> h5py.File:
 
 
 def _column(dataset: h5py.Dataset) -> Column:
-    """A dataset of floats or integers as a column."""
-    name, is_float = dataset.dtype.name, dataset.dtype.kind == "f"
-    known = name in DTYPES or not is_float
+    """A dataset of floats as a column."""
 
     def read(start: int, size: int) -> np.ndarray:
-        if not dataset.shape:
-            return np.asarray(dataset[()])
-        rows = dataset[start : start + size]
-        return np.asarray(rows, np.float32) if is_float else rows
+        return np.asarray(dataset[start : start + size], np.float32)
 
-    dtype = tf.as_dtype(name) if known else tf.float32
+    name = dataset.dtype.name
+    dtype = tf.as_dtype(name) if name in DTYPES else tf.float32
     return Column(dataset.shape, read, dtype)
-
-
-def _find_keras_rs(
-    file: h5py.File, columns: Mapping[str, Column], found: Contents
-) -> None:
-    """Finds the tables of keras_rs's layers."""
-    for path, column in columns.items():
-        layer, holder, table = path.partition(f"/{keras_rs.LAYERS}/")
-        group, _, variable = table.partition("/")
-        if holder and variable == f"{VARIABLES}/0" and column.is_table:
-            name = _name(file, f"{layer}/{keras_rs.LAYERS}/{group}")
-            found.tables.append(Table(layer, name, {PARAMETERS: column}))
-            found.taken.add(path)
 
 
 def _name_layers(file: h5py.File, found: Contents) -> None:
@@ -137,19 +148,14 @@ def _name_layers(file: h5py.File, found: Contents) -> None:
     """
     names = {table.layer: _name(file, table.layer) for table in found.tables}
     count = collections.Counter(names.values())
-    layers = {
-        group: name if count[name] == 1 else group
-        for group, name in names.items()
-    }
-    found.tables = [
-        dataclasses.replace(table, layer=layers[table.layer])
-        for table in found.tables
-    ]
-    found.steps = {layers[group]: step for group, step in found.steps.items()}
+    for i, table in enumerate(found.tables):
+        name = names[table.layer]
+        if count[name] == 1:
+            found.tables[i] = dataclasses.replace(table, layer=name)
 
 
 def _name(file: h5py.File, group: str) -> str:
     """The name of a group's layer in Keras, or else the group's name."""
-    variables = file.get(f"{group}/{VARIABLES}")
-    named = variables.attrs.get(NAME) if variables is not None else None
+    variables = file.get(f"{group}/vars")
+    named = variables.attrs.get("name") if variables is not None else None
     return str(named or group.rpartition("/")[2])

@@ -30,8 +30,8 @@ _LIBRARIES = {
     "Keras": keras_layers.find,
 }
 _INSTEAD = (
-    "Give a tf.train.Checkpoint of the model, its .keras or .weights.h5 file, "
-    "or what tfrs_embed.serving.export writes of it."
+    "Give a tf.train.Checkpoint of the model, or what "
+    "tfrs_embed.serving.export writes of it."
 )
 
 
