@@ -30,7 +30,6 @@ from tfrs_embed.engines import data_parallel
 from tfrs_embed.tools.planner import (
     batches,
     cost,
-    counting,
     prediction,
     traffic,
     usage,
@@ -964,8 +963,7 @@ def test_hot_rows_of_a_hotness_are_the_most_frequent():
     assert abs(far / every - 1) < 1e-6
 
 
-def test_the_most_frequent_rows_are_counted(monkeypatch):
-    monkeypatch.setattr(counting, "_MOST_WAITING", 5)
+def test_the_most_frequent_rows_are_counted():
     tables = [
         TableConfig("a", 50, 8, hot_rows=3),
         TableConfig("b", 50, 8, hot_rows=9),
@@ -1257,8 +1255,13 @@ def test_wrong_values(arguments, changes, message):
         ([{"f0": [0.5], "f1": [2]}], TypeError, "integers, got float64"),
         ([{"f0": ["a"], "f1": [2]}], TypeError, "ids must be integers"),
         ([{"f0": 3, "f1": [2]}], ValueError, "no batch dimension"),
-        ([{"f0": object(), "f1": [2]}], TypeError, "got object"),
-        ([{"f0": [[[1]]], "f1": [2]}], ValueError, "sample 0 must be a list"),
+        ([{"f0": [object()], "f1": [2]}], TypeError, "got object"),
+        ([{"f0": [[[1], [1, 2]]], "f1": [2]}], ValueError, "Feature 'f0'"),
+        (
+            [{"f0": tf.ragged.constant([[[1]]]), "f1": [2]}],
+            ValueError,
+            "Feature 'f0' .* must have rank 2",
+        ),
         ({"f0": 1, "f1": [2]}, TypeError, "Feature 'f1' .*must be a number"),
         (np.ones(3), TypeError, "list or dataset of global batches"),
         (None, TypeError, "got NoneType"),

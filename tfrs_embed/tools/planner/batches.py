@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.hashing import QuotientRemainder
-from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.ops import hashed_rows
 
 
@@ -45,13 +46,99 @@ class Bags:
         """A replica's samples: as many as the others', or fewer at the end."""
         size = -(-self.samples // replicas)
         first = min(rank * size, self.samples)
-        last = min(first + size, self.samples)
-        splits = self.splits[first : last + 1]
+        splits = self.splits[first : first + size + 1]
         return dataclasses.replace(
             self,
             values=self.values[splits[0] : splits[-1]],
             splits=splits - splits[0],
         )
+
+
+def read_batches(
+    spec: EmbeddingSpec,
+    given: Any,
+    what: str = "batches_or_hotness",
+    in_range: bool = True,
+) -> Iterator[dict[FeatureSpec, Bags]]:
+    """Yields, for each global batch, the ids of each lookup.
+
+    `what` is the argument's name, for errors; `in_range`: whether ids must be
+    in their tables.
+
+    Raises:
+        ValueError: there are no batches, or a batch has no samples or an id
+            outside of its table.
+        TypeError: these are no batches.
+    """
+    if isinstance(given, Mapping):
+        given = [given]
+    if (
+        tf.is_tensor(given)
+        or isinstance(given, (np.ndarray, str, bytes))
+        or not isinstance(given, Iterable)
+    ):
+        hotness = "a number, a dict with a number for each feature, or "
+        raise TypeError(
+            f"{what} must be {hotness * ('hotness' in what)}a list or dataset "
+            f"of global batches, got {type(given).__name__}."
+        )
+    index = -1
+    for index, batch in enumerate(given):
+        where = f"batches[{index}]"
+        if isinstance(batch, Mapping):
+            leaves = by_feature(spec, batch, what)
+        else:
+            leaves = spec.structure.flatten(batch, where)
+        found: dict[FeatureSpec, Bags] = {}
+        for feature, leaf in zip(spec.features, leaves, strict=True):
+            each = read(leaf, feature, where, in_range)
+            found |= zip(feature.lookups, each, strict=True)
+        if not any(bags.samples for bags in found.values()):
+            raise ValueError(f"{where} has no samples.")
+        yield found
+    if index < 0:
+        raise ValueError(f"{what} has no batches.")
+
+
+def by_feature(
+    spec: EmbeddingSpec, given: Mapping[Any, Any], what: str
+) -> list[Any]:
+    """A dict's values in the order of features, by name or as nested."""
+    for names in (
+        [f.name for f in spec.features],
+        [f.source.name for f in spec.features],
+    ):
+        if len(set(names)) == len(names) and set(names) == set(given):
+            return [given[name] for name in names]
+    if not isinstance(spec.structure.template, Mapping):
+        raise ValueError(
+            f"{what} has the keys {list(given)}; the features are "
+            f"{[f.name for f in spec.features]}."
+        )
+    return spec.structure.flatten(given, what)
+
+
+def count_hot_rows(
+    spec: EmbeddingSpec, batches: Iterable[Mapping[FeatureSpec, Bags]]
+) -> dict[str, tuple[int, ...]]:
+    """Finds the most frequent rows of tables whose `hot_rows` is a number.
+
+    Returns the `hot_rows` most frequent ids, or fewer, by the table's name; of
+    equally frequent ids the lower. Each batch has the ids of each lookup.
+    """
+    wanted = {t: t.hot_rows for t in spec.tables if isinstance(t.hot_rows, int)}
+    counts = {t: np.zeros(t.vocabulary_size, np.int64) for t in wanted}
+    for batch in batches:
+        for feature, bags in batch.items():
+            if feature.table in counts:
+                ids = bags.values.astype(np.int64)
+                np.add.at(counts[feature.table], ids, 1)
+    found = {}
+    for table, number in wanted.items():
+        ids = np.flatnonzero(counts[table])
+        order = np.argsort(-counts[table][ids], kind="stable")
+        found[table.name] = tuple(ids[order[:number]].tolist())
+    return found
 
 
 def read(
@@ -69,78 +156,44 @@ def read(
         in_range: whether ids must be in their table.
 
     Raises:
-        ValueError: an id is out of its table, or there is no batch dimension.
+        ValueError: an id is out of its table, or the shape is wrong.
         TypeError: `value` is of another type, or ids are no integers.
     """
     where = f"{where}: {feature}"
-    if isinstance(value, tf.RaggedTensor):
-        bags = _ragged(value, where)
-    elif isinstance(value, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
-        bags = _sparse(value)
-    elif isinstance(value, (list, tuple)) and any(
-        isinstance(row, (list, tuple, np.ndarray)) for row in value
-    ):
-        bags = _lists(value, where)
-    else:
-        bags = _dense(value, feature, where)
+    bags = _bags(value, feature, where)
     if feature.max_sequence_length:
         bags = _sequences(bags, feature.max_sequence_length)
-    _check(bags.values, feature, where, in_range)
+    if bags.values.size:
+        _check(bags.values, feature, where, in_range)
     return [bags] if feature.hashing is None else _hashed(bags, feature)
 
 
-def _ragged(value: tf.RaggedTensor, where: str) -> Bags:
-    outer = np.asarray(value.row_splits, np.int64)
-    inner = 1
-    splits = outer
-    nested = value.values
-    while isinstance(nested, tf.RaggedTensor):
-        # A bag is an innermost row.
-        rows = np.diff(splits)
-        inner = int(rows.max(initial=1))
-        splits = np.asarray(nested.row_splits, np.int64)[splits]
-        nested = nested.values
-    values = np.asarray(nested)
-    if values.ndim != 1:
-        raise ValueError(
-            f"{where}: ids of a ragged tensor must end with the ragged "
-            f"dimension, got the shape {value.shape}."
-        )
-    return Bags(values, splits, inner, True)
-
-
-def _sparse(value: Any) -> Bags:
-    indices = np.asarray(value.indices, np.int64)
-    shape = np.asarray(value.dense_shape, np.int64)
-    order = np.argsort(indices[:, 0], kind="stable")
-    lengths = np.bincount(indices[:, 0], minlength=int(shape[0]))
-    splits = np.concatenate([[0], np.cumsum(lengths)])
-    values = np.asarray(value.values)[order]
-    return Bags(values, splits, math.prod(shape[1:-1]), True)
-
-
-def _lists(value: Any, where: str) -> Bags:
-    rows = []
-    for i, row in enumerate(value):
-        array = np.asarray(row) if len(row) else np.zeros(0, np.int64)
-        if array.ndim != 1:
+def _bags(value: Any, feature: FeatureSpec, where: str) -> Bags:
+    if isinstance(value, tf.compat.v1.SparseTensorValue):
+        value = tf.SparseTensor(*value)
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        if value.shape.rank != 2:
             raise ValueError(
-                f"{where}: sample {i} must be a list of ids, got {row!r}."
+                f"{where}: ragged and sparse ids must have rank 2, got shape "
+                f"{value.shape}."
             )
-        rows.append(array)
-    lengths = [len(row) for row in rows]
-    filled = [row for row in rows if len(row)] or rows[:1]
-    splits = np.cumsum([0, *lengths], dtype=np.int64)
-    return Bags(np.concatenate(filled), splits, 1, len(set(lengths)) > 1)
-
-
-def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
-    array = np.asarray(value)
-    if array.dtype == object and not _has_strings(array):
-        raise TypeError(
-            f"{where}: ids must be an array, a tensor, a list of ids or a list "
-            f"of lists of ids, got {type(value).__name__}."
-        )
+        if isinstance(value, tf.SparseTensor):
+            value = tf.sparse.reorder(value)
+            value = tf.RaggedTensor.from_value_rowids(
+                value.values, value.indices[:, 0], value.dense_shape[0]
+            )
+        splits = value.row_splits.numpy().astype(np.int64)
+        return Bags(value.values.numpy(), splits, 1, True)
+    lists = value if isinstance(value, (list, tuple)) else ()
+    try:
+        lengths = [np.size(row) for row in lists]
+        if len(set(lengths)) > 1:
+            rows = [np.ravel(row) for row in lists if np.size(row)]
+            splits = np.cumsum([0, *lengths], dtype=np.int64)
+            return Bags(np.concatenate(rows), splits, 1, True)
+        array = np.asarray(value)
+    except ValueError as error:  # A sample has lists of several lengths.
+        raise ValueError(f"{where}: {error}") from None
     if array.ndim == 0:
         raise ValueError(
             f"{where}: ids have no batch dimension, got {value!r}."
@@ -150,16 +203,15 @@ def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
     )
     per_sample = math.prod(array.shape[1:])
     bags = math.prod(array.shape[1:-1]) if combined else per_sample
-    splits = np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample
+    splits = np.arange(len(array) + 1, dtype=np.int64) * per_sample
     return Bags(array.reshape(-1), splits, bags, False)
 
 
 def _sequences(bags: Bags, length: int) -> Bags:
     """The first `length` ids of each sample, each a bag."""
-    position = np.arange(bags.values.size) - np.repeat(
-        bags.splits[:-1], np.diff(bags.splits)
-    )
-    lengths = np.minimum(np.diff(bags.splits), length)
+    sizes = np.diff(bags.splits)
+    position = np.arange(bags.values.size) - np.repeat(bags.splits[:-1], sizes)
+    lengths = np.minimum(sizes, length)
     ragged = bool((lengths < length).any())
     splits = np.concatenate([[0], np.cumsum(lengths)])
     return Bags(bags.values[position < length], splits, length, ragged)
@@ -170,9 +222,7 @@ def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
     values = bags.values
     if not values.size:
         return [bags] * len(feature.lookups)
-    if values.dtype.kind in "US":
-        values = values.astype(object)
-    ids = tf.constant(values, tf.string if values.dtype == object else None)
+    ids = tf.constant(values.tolist() if values.dtype.kind in "US" else values)
     absent = hashed_rows.padding(feature, ids)
     there = np.ones(len(values), bool) if absent is None else ~absent.numpy()
     splits = np.concatenate([[0], np.cumsum(there)])[bags.splits]
@@ -193,30 +243,22 @@ def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
     ]
 
 
-def _has_strings(array: np.ndarray) -> bool:
-    return all(isinstance(each, (str, bytes)) for each in array.flat)
-
-
 def _check(
     values: np.ndarray, feature: FeatureSpec, where: str, in_range: bool
 ) -> None:
-    if not values.size:
-        return
     table, hashing = feature.table, feature.hashing
     any_id = hashing is not None and hashings.takes_any_id(hashing)
+    of_strings = table.keys is not None and table.keys.dtype == tf.string
     integers = values.dtype.kind in "iu"
-    strings = values.dtype.kind in "SU" or (
-        values.dtype == object and _has_strings(values)
+    strings = values.dtype.kind in "SUO" and all(
+        isinstance(each, (str, bytes)) for each in values.flat
     )
-    if table.keys is not None and table.keys.dtype == tf.string:
-        wanted, valid = "keys must be strings", strings
-    elif any_id:
-        wanted = "ids must be integers or strings"
-        valid = integers or strings
-    else:
-        wanted, valid = "ids must be integers", integers
-    if not valid:
-        raise TypeError(f"{where}: {wanted}, got {values.dtype}.")
+    if not (strings if of_strings else integers or (any_id and strings)):
+        wanted = "integers or strings" if any_id else "integers"
+        raise TypeError(
+            f"{where}: ids must be {'strings' if of_strings else wanted}, got "
+            f"{values.dtype}."
+        )
     if table.keys is not None or any_id or not in_range:
         return
     count = (

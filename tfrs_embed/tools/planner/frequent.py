@@ -6,8 +6,7 @@ from typing import Any
 
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.configs import tables as configs
-from tfrs_embed.tools.planner.counting import count_hot_rows
-from tfrs_embed.tools.planner.inputs import read_batches
+from tfrs_embed.tools.planner.batches import count_hot_rows, read_batches
 
 
 def hot_rows(
@@ -35,7 +34,7 @@ def hot_rows(
         batches: a list or dataset of batches, all of which are read. Each is
             nested as the configuration, and its leaves are arrays, tensors
             (dense, ragged or sparse), lists of ids, or lists of samples' lists
-            of ids. Memory is taken for each different id, not for each batch.
+            of ids. Counting takes 8 bytes of memory for each row of the tables.
         progress: whether to show how many batches were read, as
             `tfrs_embed.progress.set_mode` says.
 

@@ -6,18 +6,18 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.arguments import integer, number
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, TableSpec
-from tfrs_embed.tools.planner import batches as batch_readers
-from tfrs_embed.tools.planner.counting import count_hot_rows
+from tfrs_embed.tools.planner.batches import (
+    by_feature,
+    count_hot_rows,
+    read_batches,
+)
 from tfrs_embed.tools.planner.usage import (
     TableUsage,
     expected_usage,
@@ -134,7 +134,7 @@ def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
     if _is_number(given):
         flat = [given] * len(spec.features)
     elif isinstance(given, Mapping):
-        flat = _by_feature(spec, given)
+        flat = by_feature(spec, given, "batches_or_hotness")
         if not any(map(_is_number, flat)):
             return None  # One batch.
     else:
@@ -143,74 +143,3 @@ def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
         number(value, f"{feature}: hotness")
         for feature, value in zip(spec.features, flat, strict=True)
     ]
-
-
-def _by_feature(
-    spec: EmbeddingSpec,
-    given: Mapping[Any, Any],
-    what: str = "batches_or_hotness",
-) -> list[Any]:
-    """A dict's values in the order of features, by name or as nested."""
-    for names in (
-        [f.name for f in spec.features],
-        [f.source.name for f in spec.features],
-    ):
-        if len(set(names)) == len(names) and set(names) == set(given):
-            return [given[name] for name in names]
-    if not isinstance(spec.structure.template, Mapping):
-        raise ValueError(
-            f"{what} has the keys {list(given)}; the features are "
-            f"{[f.name for f in spec.features]}."
-        )
-    return spec.structure.flatten(given, what)
-
-
-def read_batches(
-    spec: EmbeddingSpec,
-    given: Any,
-    what: str = "batches_or_hotness",
-    in_range: bool = True,
-) -> Iterator[dict[FeatureSpec, batch_readers.Bags]]:
-    """Yields, for each global batch, the ids of each lookup.
-
-    `what` is the argument's name, for errors; `in_range`: whether ids must be
-    in their tables.
-
-    Raises:
-        ValueError: there are no batches, or a batch has no samples or an id
-            outside of its table.
-        TypeError: these are no batches.
-    """
-    if isinstance(given, Mapping):
-        given = [given]
-    if (
-        tf.is_tensor(given)
-        or isinstance(given, (np.ndarray, str, bytes))
-        or not isinstance(given, Iterable)
-    ):
-        hotness = "a number, a dict with a number for each feature, or "
-        raise TypeError(
-            f"{what} must be {hotness * ('hotness' in what)}a list or dataset "
-            f"of global batches, got {type(given).__name__}."
-        )
-    index = -1
-    for index, batch in enumerate(given):
-        where = f"batches[{index}]"
-        if isinstance(batch, Mapping):
-            leaves = _by_feature(spec, batch, what)
-        else:
-            leaves = spec.structure.flatten(batch, where)
-        read = {
-            lookup: bags
-            for feature, leaf in zip(spec.features, leaves, strict=True)
-            for lookup, bags in zip(
-                feature.lookups,
-                batch_readers.read(leaf, feature, where, in_range),
-                strict=True,
-            )
-        }
-        if not any(bags.samples for bags in read.values()):
-            raise ValueError(f"{where} has no samples.")
-        yield read
-    if index < 0:
-        raise ValueError(f"{what} has no batches.")
