@@ -231,37 +231,6 @@ class StatisticsReport(Mapping[str, TableReport]):
         return "\n".join(text_table(head, lines, {"table"}))
 
 
-def from_dict(found: Mapping[str, Any]) -> StatisticsReport:
-    """Returns a report, given `StatisticsReport.to_dict()`.
-
-    Fields that are unknown, as those of other versions, are left out.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is not a report.
-    """
-    return StatisticsReport(
-        str(found["layer"]),
-        int(found["step"]),
-        tuple(_decode(TableReport, each) for each in found["tables"]),
-        tuple(_decode(ReplicaReport, x) for x in found.get("replicas", ())),
-    )
-
-
-_PARTS = {"lookups": LookupReport, "keys": KeyReport}
-
-
-def _decode(cls: Any, found: Mapping[str, Any]) -> Any:
-    values = {}
-    for name in [f.name for f in dataclasses.fields(cls) if f.name in found]:
-        value = found[name]
-        if name in _PARTS and value is not None:
-            value = _decode(_PARTS[name], value)
-        elif isinstance(value, dict):
-            value = {json.loads(key): each for key, each in value.items()}
-        values[name] = value
-    return cls(**values)
-
-
 #: The probabilities of quantiles, from the minimum to the maximum.
 PROBABILITIES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 #: The shares of rows of which `top_shares` reports the share of lookups.

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from tfrs_embed.compat.text_table import format_bytes
+import dataclasses
+
 from tfrs_embed.sparsecore.limits.report import LimitsReport, StackLoad
-from tfrs_embed.tools.report import page, pictures
+from tfrs_embed.tools.report import page
+
+_STACKS = {
+    "Loads, limits and memory of stacks": (
+        *("max_ids", "headroom_ids", "used_share_of_ids"),
+        *("max_unique_ids", "headroom_unique_ids", "used_share_of_unique_ids"),
+        *("fullest_sparse_core", "load", "table_bytes", "buffer_bytes"),
+    )
+}
+_TABLES = {
+    "Lookups of each table": (
+        *("rows", "dim", "ids", "unique_ids", "looked_up_share", "share"),
+        "stack",
+    )
+}
 
 
 def limits(path: str, text: str) -> page.Part:
@@ -14,110 +29,43 @@ def limits(path: str, text: str) -> page.Part:
         ValueError: the JSON is not that of a limits report.
     """
     report = LimitsReport.from_json(text)
-    stacks = report.stacks
     exceeded = [
         f"Stack '{s.stack}' goes beyond the limits that were configured: "
         "training would stop with an error. Use those that compute_limits "
         "returned."
-        for s in stacks
+        for s in report.stacks
         if s.headroom_ids < 0 or s.headroom_unique_ids < 0
     ]
-    tables = sum(s.table_bytes for s in stacks)
-    buffers = sum(s.buffer_bytes for s in stacks)
-    facts = (
-        ("topology", report.topology),
-        ("batches", f"{report.batches:,}"),
-        ("tables", f"{len(report.tables):,}"),
-        ("stacks", f"{len(stacks):,}"),
-        ("tables on a chip", format_bytes(tables)),
-        ("buffers on a chip", format_bytes(buffers)),
-        ("stacks beyond limits", f"{len(exceeded):,}"),
-    )
-    sections = (_stacks(report), _tables(report))
-    return page.Part("Limits", path, facts, sections, tuple(exceeded))
-
-
-def _stacks(report: LimitsReport) -> page.Section:
-    def used_ids(stack: StackLoad) -> float:
-        return stack.max_ids / max(1, stack.max_ids + stack.headroom_ids)
-
-    def used_unique_ids(stack: StackLoad) -> float:
-        limit = stack.max_unique_ids + stack.headroom_unique_ids
-        return stack.max_unique_ids / max(1, limit)
-
-    stacks = sorted(report.stacks, key=used_ids, reverse=True)
-    drawn = [
-        pictures.bars(
-            "Most ids from a SparseCore to one shard, as a share of the limit",
-            {s.stack: [used_ids(s)] for s in stacks},
-            page.percent,
-        ),
-        pictures.bars(
-            "Most unique ids, as a share of the limit",
-            {s.stack: [used_unique_ids(s)] for s in stacks},
-            page.percent,
-        ),
-        pictures.bars(
-            "Ids of the fullest SparseCore, divided by the mean",
-            {s.stack: [s.load] for s in stacks},
-            lambda v: f"{v:.2f}x",
-        ),
-        pictures.bars(
-            "Memory of tables with slots, and of buffers, on each chip",
-            {
-                s.stack: [s.table_bytes, s.buffer_bytes]
-                for s in sorted(
-                    stacks, key=lambda s: -(s.table_bytes + s.buffer_bytes)
-                )
-            },
-            format_bytes,
-            ["tables and slots", "buffers"],
-        ),
-    ]
-    rows = [
-        {
-            "stack": s.stack,
-            "max ids": f"{s.max_ids:,}",
-            "limit": f"{s.max_ids + s.headroom_ids:,}",
-            "headroom": f"{s.headroom_ids:,}",
-            "max unique ids": f"{s.max_unique_ids:,}",
-            "their limit": f"{s.max_unique_ids + s.headroom_unique_ids:,}",
-            "their headroom": f"{s.headroom_unique_ids:,}",
-            "fullest core": str(s.fullest_sparse_core),
-            "load": f"{s.load:.2f}x",
-            "tables and slots": format_bytes(s.table_bytes),
-            "buffers": format_bytes(s.buffer_bytes),
+    facts = {
+        "topology": report.topology,
+        "batches": report.batches,
+        "tables": len(report.tables),
+        "stacks": len(report.stacks),
+        "table bytes on a chip": sum(s.table_bytes for s in report.stacks),
+        "buffer bytes on a chip": sum(s.buffer_bytes for s in report.stacks),
+        "stacks beyond limits": len(exceeded),
+    }
+    stacks = {s.stack: {0: _stack(s)} for s in report.stacks}
+    tables = {
+        t.table: {
+            0: dataclasses.asdict(t)
+            | {"looked_up_share": t.unique_ids / max(1, t.rows)}
         }
-        for s in stacks
+        for t in sorted(report.tables, key=lambda t: -t.ids)
+    }
+    made = [
+        *page.sections("stack", stacks, _STACKS),
+        *page.sections("table", tables, _TABLES),
     ]
-    return page.section("Loads, limits and memory of stacks", drawn, rows)
+    return page.Part("Limits", path, facts, made, exceeded)
 
 
-def _tables(report: LimitsReport) -> page.Section:
-    tables = sorted(report.tables, key=lambda t: -t.ids)
-    drawn = [
-        pictures.bars(
-            "Share of all ids",
-            {t.table: [t.share] for t in tables},
-            page.percent,
+def _stack(stack: StackLoad) -> page.Record:
+    limit = stack.max_ids + stack.headroom_ids
+    unique_limit = stack.max_unique_ids + stack.headroom_unique_ids
+    return dataclasses.asdict(stack) | {
+        "used_share_of_ids": stack.max_ids / max(1, limit),
+        "used_share_of_unique_ids": (
+            stack.max_unique_ids / max(1, unique_limit)
         ),
-        pictures.bars(
-            "Share of the table's rows that were looked up",
-            {t.table: [t.unique_ids / max(1, t.rows)] for t in tables},
-            page.percent,
-        ),
-    ]
-    rows = [
-        {
-            "table": t.table,
-            "rows": f"{t.rows:,}",
-            "dim": str(t.dim),
-            "ids": f"{t.ids:,}",
-            "unique ids": f"{t.unique_ids:,}",
-            "rows looked up": page.percent_of(t.unique_ids, t.rows),
-            "share of ids": page.percent(t.share),
-            "stack": t.stack,
-        }
-        for t in tables
-    ]
-    return page.section("Lookups of each table", drawn, rows)
+    }

@@ -2,99 +2,69 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint.rows import SCALE
+from tfrs_embed.checkpoint.rows import FREQUENCY, SCALE
 from tfrs_embed.compat import progress
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
-from tfrs_embed.tools.conversion.statistics import Statistics, measure
-
-# Norms are counted in bins, 8 for each power of two from 2**-32 to 2**32.
-_EDGES = 2.0 ** (np.arange(-256, 257) / 8)
-#: The middle of each bin.
-NORM_BINS = 2.0 ** ((np.arange(-256, 256) + 0.5) / 8)
+from tfrs_embed.tools.conversion.statistics import measure
+from tfrs_embed.tools.monitoring.reports import top_shares
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredTable:
-    """A table and the statistics of its values.
+def measure_tables(contents: Contents) -> dict[str, dict[str, Any]]:
+    """Reads all tables.
 
-    Attributes:
-        table: the table.
-        statistics: those of its parameters.
-        norms: the number of rows by their norm, in the bins of `NORM_BINS`;
-            norms beyond are in the first and the last bin. Rows whose norm is
-            zero or not finite aren't counted.
-        untouched: the number of rows whose slots are as they were before the
-            first update; None: there are no slots.
+    Returns:
+        By the table's name, its sizes and the statistics of its values, the
+        largest table first. Tables of one name are named by their paths.
     """
-
-    table: Table
-    statistics: Statistics
-    norms: np.ndarray
-    untouched: int | None
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.table.shape[0]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the parameters."""
-        return self.table.columns[PARAMETERS].nbytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the parameters and slots."""
-        return sum(column.nbytes for column in self.table.columns.values())
-
-    @property
-    def zero_share(self) -> float:
-        """The share of rows that are zero."""
-        return self.statistics.zero_rows / max(1, self.rows)
-
-    @property
-    def untouched_share(self) -> float | None:
-        """The share of rows in `untouched`."""
-        if self.untouched is None:
-            return None
-        return self.untouched / max(1, self.rows)
-
-
-def measure_tables(contents: Contents) -> list[MeasuredTable]:
-    """Reads and measures all tables; returns the largest first."""
+    names = collections.Counter(table.name for table in contents.tables)
+    names.update(["", "table"])  # Each DynamicEmbedding has a "table".
     total = sum(c.nbytes for t in contents.tables for c in t.columns.values())
     name = os.path.basename(contents.path.rstrip("/"))
     with progress.Task("Reading", f"'{name}'", total) as task:
-        found = [_measure(table, task.advance) for table in contents.tables]
-    return sorted(found, key=lambda each: -each.bytes)
+        found = {
+            table.name if names[table.name] == 1 else table.path or "table": (
+                _measure(table, task.advance)
+            )
+            for table in contents.tables
+        }
+    return dict(sorted(found.items(), key=lambda each: -each[1]["bytes"]))
 
 
-def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
-    norms = np.zeros(len(NORM_BINS), np.int64)
-
-    def count_norms(rows: np.ndarray) -> None:
-        of_rows = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-        of_rows = of_rows[np.isfinite(of_rows) & (of_rows > 0)]
-        of_rows = of_rows.clip(_EDGES[0], _EDGES[-1])
-        norms[:] += np.histogram(of_rows, _EDGES)[0]
-
-    statistics = measure(table.columns[PARAMETERS], advance, count_norms)
+def _measure(table: Table, advance: Callable[[int], None]) -> dict[str, Any]:
+    rows, dim = table.shape
+    parameters = table.columns[PARAMETERS]
+    statistics = measure(parameters, advance)
+    slots = {k: v for k, v in table.columns.items() if k != PARAMETERS}
     untouched = [
-        _untouched(slot, advance)
-        for name, slot in table.columns.items()
-        if name not in (PARAMETERS, SCALE)
+        _untouched(slot, advance) for k, slot in slots.items() if k != SCALE
     ]
-    return MeasuredTable(
-        table, statistics, norms, min(untouched) if untouched else None
-    )
+    slot_bytes = sum(slot.nbytes for slot in slots.values())
+    record = {
+        "by": "keys" if table.keys else "ids",
+        "rows": rows,
+        "dim": dim,
+        "dtype": parameters.dtype.name,
+        "slots": ", ".join(slots) or "none",
+        "row_bytes": parameters.nbytes,
+        "slot_bytes": slot_bytes,
+        "bytes": parameters.nbytes + slot_bytes,
+        **dataclasses.asdict(statistics),
+        "zero_share": statistics.zero_rows / max(1, rows),
+        "untouched_share": min(untouched) / max(1, rows) if untouched else None,
+    }
+    if FREQUENCY in table.counters:
+        record["keys"] = {"top_shares": _top_shares(table.counters[FREQUENCY])}
+    return record
 
 
 def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
@@ -122,3 +92,15 @@ def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
     # In a slot of one number a row, some row always has the least number.
     one_number = math.prod(slot.shape[1:]) == 1
     return 0 if least < 0 or (one_number and count == 1) else count
+
+
+def _top_shares(frequency: Column) -> dict[float, float]:
+    keys: collections.Counter[int] = collections.Counter()
+    for _, block in frequency.blocks(lambda size: None):
+        lookups, number = np.unique(block, return_counts=True)
+        keys.update(dict(zip(lookups.tolist(), number.tolist(), strict=True)))
+    return top_shares(
+        np.array(list(keys), np.int64),
+        frequency.shape[0],
+        np.array(list(keys.values()), np.int64),
+    )

@@ -1,34 +1,42 @@
-"""The page: its parts, and the template that puts them together."""
+"""The page: tables of numbers with pictures, and the template around them.
+
+A record has one object's values by column. Nested columns, as in the JSON of a
+statistics log, get names with slashes: "norms/0.5". The column's name says how
+a value is shown: "bytes" are sizes, a "share" is in percent.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.version import __version__
-from tfrs_embed.tools.report import html_parts
+from tfrs_embed.tools.report.pictures import Picture, bars, lines
 
-# Columns of text, which are aligned to the left; numbers are to the right.
-_TEXT_COLUMNS = (
-    *("table", "by", "dtype", "slots", "variable", "shape", "checkpoint"),
-    *("stack", "replica", "counted by"),
-)
+Record = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A section of a part.
+    """A section of a part: pictures, and a table.
 
     Attributes:
         title: its title.
-        content: its HTML.
+        head, lines, left, total: the table, as arguments of `text_table`.
         text: an explanation below the title; "": none.
+        pictures: the pictures.
     """
 
     title: str
-    content: str
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    left: Collection[str]
+    total: Sequence[str] | None = None
     text: str = ""
+    pictures: Sequence[Picture] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,63 +46,147 @@ class Part:
     Attributes:
         kind: the kind of the source: "Checkpoint".
         path: the source's path.
-        facts: the most important names and values.
+        facts: the most important values.
         sections: its sections.
         notes: remarks, a sentence each.
     """
 
     kind: str
     path: str
-    facts: tuple[tuple[str, str], ...]
-    sections: tuple[Section, ...]
-    notes: tuple[str, ...] = ()
+    facts: Record
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
 
     @property
     def title(self) -> str:
         """The kind, and the end of the path."""
         return f"{self.kind} {pathlib.PurePath(self.path).name or self.path}"
 
+    @property
+    def shown_facts(self) -> dict[str, str]:
+        """The facts as text."""
+        return {_title(k): format_cell(k, v) for k, v in self.facts.items()}
 
-def section(
-    title: str,
-    pictures: Iterable[str],
-    rows: Sequence[Mapping[str, str]],
-    *,
-    text: str = "",
-    total: Mapping[str, str] | None = None,
-) -> Section:
-    """Returns a section of pictures and a table.
+
+def sections(
+    kind: str,
+    found: Mapping[str, Mapping[int, Record]],
+    columns: Mapping[str, Sequence[str]],
+    x_label: str = "",
+) -> list[Section]:
+    """Returns sections with pictures of columns, and tables of last values.
+
+    A number that varies with x is drawn as a line for each object. Of the
+    others, bytes and shares are drawn as bars.
 
     Args:
-        title: its title.
-        pictures: the pictures' HTML, "" for a picture without data.
-        rows: the table's rows: cells by the columns' names.
-        text: an explanation below the title.
-        total: a last row, behind a rule.
+        kind: the kind of the objects, such as "table".
+        found: by the object's name, its records by x.
+        columns: by the section's title, its columns, or the names that they
+            begin with. A section without values is left out.
+        x_label: the name of x, such as "step".
     """
-    table = html_parts.table(
-        list(rows[0]) if rows else [],
-        [list(row.values()) for row in rows],
-        _TEXT_COLUMNS,
-        None if total is None else list(total.values()),
+    flat = {
+        name: {x: _flat(records[x]) for x in sorted(records)}
+        for name, records in found.items()
+    }
+    last = {name: list(records.values())[-1] for name, records in flat.items()}
+    every = dict.fromkeys(
+        column for record in last.values() for column in record
     )
-    return Section(title, html_parts.pictures(pictures) + table, text)
+    made = []
+    for title, wanted in columns.items():
+        shown = [
+            c for w in wanted for c in every if f"{c}/".startswith(f"{w}/")
+        ]
+        rows = {
+            name: {column: record.get(column) for column in shown}
+            for name, record in last.items()
+            if any(record.get(column) is not None for column in shown)
+        }
+        drawn = [_picture(column, flat, x_label) for column in shown]
+        if rows:
+            found_pictures = [each for each in drawn if each is not None]
+            made.append(table(title, kind, rows, pictures=found_pictures))
+    return made
 
 
-def percent(share: float | None) -> str:
-    """Formats a share, e.g. "12.5%"; "-" if it is unknown."""
-    return "-" if share is None else f"{100 * share:.3g}%"
+def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}/")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
-def percent_of(part: float, total: float) -> str:
-    """Formats a part of a total in percent; "-" if the total is 0."""
-    return percent(part / total if total else None)
+def _picture(
+    column: str, found: Mapping[str, Mapping[int, Record]], x_label: str
+) -> Picture | None:
+    series = {
+        name: {
+            x: record[column]
+            for x, record in records.items()
+            if isinstance(record.get(column), int | float)
+        }
+        for name, records in found.items()
+    }
+    series = {name: points for name, points in series.items() if points}
+
+    def format_value(value: float) -> str:
+        return format_cell(column, value)
+
+    if any(len(set(points.values())) > 1 for points in series.values()):
+        return lines(_title(column), series, format_value, x_label)
+    last = {name: list(points.values())[-1] for name, points in series.items()}
+    if ("bytes" in column or "share" in column) and any(last.values()):
+        return bars(_title(column), last, format_value)
+    return None
 
 
-def render(parts: list[Part]) -> str:
+def table(
+    title: str,
+    kind: str,
+    records: Mapping[str, Record],
+    text: str = "",
+    pictures: Sequence[Picture] = (),
+) -> Section:
+    """Returns a section with a table: by the objects' names, their records."""
+    columns = list(next(iter(records.values())))
+    lines = [
+        [name, *(format_cell(column, record[column]) for column in columns)]
+        for name, record in records.items()
+    ]
+    left = [
+        _title(column)
+        for column in columns
+        if any(isinstance(record[column], str) for record in records.values())
+    ]
+    head = [kind, *map(_title, columns)]
+    return Section(title, head, lines, [kind, *left], None, text, pictures)
+
+
+def format_cell(column: str, value: Any) -> str:
+    """Formats a column's value; "-" if it is None."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if "bytes" in column:
+        return format_bytes(value)
+    if "share" in column:
+        return f"{100 * value:.3g}%"
+    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+
+
+def _title(column: str) -> str:
+    return column.replace("_", " ").replace("/", " ")
+
+
+def render(parts: Iterable[Part]) -> str:
     """Returns the page's HTML."""
     import jinja2
-    import markupsafe
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
@@ -103,10 +195,8 @@ def render(parts: list[Part]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.get_template("page.html.jinja").render(
-        parts=parts,
-        style=markupsafe.Markup(html_parts.STYLE),
-        version=__version__,
+    page = environment.get_template("page.html.jinja").render(
+        parts=list(parts), version=__version__
     )
     # Names of files need not be valid Unicode.
-    return str(text).encode("utf-8", "replace").decode("utf-8")
+    return str(page).encode("utf-8", "replace").decode("utf-8")
