@@ -366,12 +366,13 @@ def test_damaged_files_are_named(
     command, large, how, tmp_path, values, capsys, monkeypatch
 ):
     # Saved in one piece, as TensorFlow does.
-    tables = {"t": tf.Variable(values)}
-    layer = tf.train.Checkpoint(_tpu_embedding=tf.train.Checkpoint(**tables))
-    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "c"))
+    objects = tf.Variable(values)
+    for attribute in ("parameters", "t", "_variables"):
+        objects = tf.train.Checkpoint(**{attribute: objects})
+    path = objects.write(str(tmp_path / "c"))
     if large:
         monkeypatch.setattr(bundle, "LARGE_BYTES", 100)
-    name = "layer/_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"
+    name = "_variables/t/parameters/.ATTRIBUTES/VARIABLE_VALUE"
     [entry] = Index(path).pieces(name)
     if how == "changed":
         change_byte(entry.file, entry.offset + 99)
@@ -448,15 +449,12 @@ print(inspecting - before, used() - before, file=sys.stderr)
 def test_it_needs_little_memory(tmp_path):
     """A checkpoint's largest tensor never is in memory."""
     rows = 4 << 20
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=str(tmp_path / "c"),
-            tensor_names=["_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"],
-            shape_and_slices=[""],
-            tensors=[tf.ones([rows, 16])],
-        )
+    objects = tf.Variable(tf.ones([rows, 16]))
+    for attribute in ("parameters", "t", "_variables"):
+        objects = tf.train.Checkpoint(**{attribute: objects})
+    objects.write(str(tmp_path / "c"))
     file = tmp_path / "c.data-00000-of-00001"
-    assert os.path.getsize(file) == 256 << 20
+    assert os.path.getsize(file) >= 256 << 20
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, tmp_path / "c", tmp_path / "d"],
         env={**os.environ, **environment("one")},

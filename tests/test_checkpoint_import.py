@@ -452,17 +452,18 @@ def test_a_stack_that_is_not_as_its_layout_is_refused(tmp_path, capsys):
     )
     there.build()
     layouts = there._trackable_children()["_sparse_core_table_layouts"]
-    for objects, message in [
-        ({"_sparse_core_table_layouts": layouts}, "but not its stack 't'"),
+    stack = tf.train.Checkpoint(parameters=tf.Variable(tf.zeros([4, 8])))
+    for stacks, message in [
+        ({}, "but not its stack 't'"),
         (
-            {
-                "_sparse_core_table_layouts": layouts,
-                "t": tf.Variable(tf.zeros([4, 8])),
-            },
+            {"t": stack},
             r"has the shape [4, 8]. Its layout says that it has 32 rows",
         ),
     ]:
-        old = tf.train.Checkpoint(**objects).write(str(tmp_path / "old"))
+        old = tf.train.Checkpoint(
+            _sparse_core_table_layouts=layouts,
+            _variables=tf.train.Checkpoint(**stacks),
+        ).write(str(tmp_path / "old"))
         assert main(["convert", old, str(tmp_path / "new")]) == 1
         assert message in capsys.readouterr().err
 

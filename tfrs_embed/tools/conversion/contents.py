@@ -23,11 +23,13 @@ class Column:
         read: returns rows, given the first row's index and the number of rows:
             float32 for floating dtypes, else the variable's dtype.
         dtype: the dtype that a converted checkpoint has.
+        name: the variable's name in its file.
     """
 
     shape: tuple[int, ...]
     read: Callable[[int, int], np.ndarray]
     dtype: tf.DType = tf.float32
+    name: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +154,7 @@ class Contents:
         steps: the number of updates by the layer's path, where it is known.
         others: variables that belong to no table.
         notes: sentences for the reader.
-        taken: the paths of the tables' variables.
+        taken: the names of the tables' variables.
     """
 
     path: str
@@ -162,3 +164,8 @@ class Contents:
     others: list[Other] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     taken: set[str] = dataclasses.field(default_factory=set)
+
+    def add(self, table: Table) -> None:
+        """Adds a table, and takes its variables."""
+        self.tables.append(table)
+        self.taken |= {column.name for column in table.all_columns.values()}

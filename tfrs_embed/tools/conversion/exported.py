@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -26,41 +25,33 @@ def find(saved: SavedObjects, found: Contents) -> None:
 
     A table with int8 rows has a column of factors besides its parameters.
     """
-    for layer, name, paths in _tables(saved):
-        stored = {each: saved.columns[path] for each, path in paths.items()}
-        columns = {n: stored[n] for n in (PARAMETERS, SCALE) if n in stored}
-        if SCALE in stored:
-            columns[PARAMETERS] = _scaled(stored[PARAMETERS], stored[SCALE])
-        parts = {KEYS: stored[KEYS]} if KEYS in stored else {}
-        found.tables.append(Table(layer, name, columns, parts))
-        found.taken.update(paths.values())
-        if name == "table":
-            found.notes.append(
-                f"Table 'table' of '{layer}' is read as a DynamicEmbedding's. "
-                "If the layer is an All2AllDenseEmbedding, convert it with "
-                f"--table {layer}/table= ."
-            )
+    root = saved.nodes[0] if saved.nodes else {}
+    # "tables" may be the name of a layer, which has a step.
+    if "tables" not in root or saved.has_step(root["tables"]):
+        return
+    for layer, tables in saved.nodes[root["tables"]].items():
+        for name, table in saved.nodes[tables].items():
+            stored = saved.variables(table)
+            if PARAMETERS in stored:
+                _add(found, layer, name, stored)
     if found.tables:
         found.notes.append("An exported model has neither slots nor a step.")
 
 
-def _tables(saved: SavedObjects) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Layers, tables, and the paths of tables' variables by name."""
-    nodes = saved.nodes
-    if not nodes or "tables" not in nodes[0]:
-        return
-    layers = nodes[nodes[0]["tables"]]
-    if layers.get("step") in saved.variables:
-        return  # "tables" is the name of a layer.
-    for layer, of_layer in layers.items():
-        for name, node in nodes[of_layer].items():
-            paths = {
-                child: saved.variables[number]
-                for child, number in nodes[node].items()
-                if number in saved.variables
-            }
-            if PARAMETERS in paths:
-                yield layer, name, paths
+def _add(
+    found: Contents, layer: str, name: str, stored: dict[str, Column]
+) -> None:
+    columns = {n: stored[n] for n in (PARAMETERS, SCALE) if n in stored}
+    if SCALE in stored:
+        columns[PARAMETERS] = _scaled(stored[PARAMETERS], stored[SCALE])
+    parts = {KEYS: stored[KEYS]} if KEYS in stored else {}
+    found.add(Table(layer, name, columns, parts))
+    if name == "table":
+        found.notes.append(
+            f"Table 'table' of '{layer}' is read as a DynamicEmbedding's. If "
+            "the layer is an All2AllDenseEmbedding, convert it with "
+            f"--table {layer}/table= ."
+        )
 
 
 def _scaled(rows: Column, scale: Column) -> Column:
@@ -69,4 +60,4 @@ def _scaled(rows: Column, scale: Column) -> Column:
     def read(start: int, size: int) -> np.ndarray:
         return rows.read(start, size) * scale.read(start, size)
 
-    return Column(rows.shape, read, rows.dtype)
+    return Column(rows.shape, read, rows.dtype, rows.name)

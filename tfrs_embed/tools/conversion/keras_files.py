@@ -75,9 +75,8 @@ def read(path: str) -> Contents:
         else:
             continue
         if dataset.ndim == 2 and dataset.shape[1] and dataset.dtype.kind == "f":
-            columns = {PARAMETERS: _column(dataset)}
-            found.tables.append(Table(*place, columns, of_keras=not place[1]))
-            found.taken.add(name)
+            columns = {PARAMETERS: _column(name, dataset)}
+            found.add(Table(*place, columns, of_keras=not place[1]))
     found.others = [
         Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
         for name, dataset in datasets.items()
@@ -130,7 +129,7 @@ def _open(path: str) -> h5py.File:
         raise ValueError(f"'{path}' can't be read: {error}") from error
 
 
-def _column(dataset: h5py.Dataset) -> Column:
+def _column(path: str, dataset: h5py.Dataset) -> Column:
     """A dataset of floats as a column."""
 
     def read(start: int, size: int) -> np.ndarray:
@@ -138,7 +137,7 @@ def _column(dataset: h5py.Dataset) -> Column:
 
     name = dataset.dtype.name
     dtype = tf.as_dtype(name) if name in DTYPES else tf.float32
-    return Column(dataset.shape, read, dtype)
+    return Column(dataset.shape, read, dtype, path)
 
 
 def _name_layers(file: h5py.File, found: Contents) -> None:

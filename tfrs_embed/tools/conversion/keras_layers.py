@@ -22,12 +22,9 @@ def find(saved: SavedObjects, found: Contents) -> None:
             continue
         for name in _NAMES:
             variable = saved.nodes[number].get(name, -1)
-            path = saved.variables.get(variable, "")
-            column = saved.columns.get(path)
-            if column is None or path in found.taken or not column.is_table:
-                continue
-            trained = slots.of(path)
-            slots.add_table(
-                found, layer, "", path, trained, DTYPES, of_keras=True
-            )
+            column = saved.columns.get(variable)
+            if column and column.is_table and column.name not in found.taken:
+                slots.add_table(
+                    found, layer, "", variable, dtypes=DTYPES, of_keras=True
+                )
     slots.add_steps(found)

@@ -9,9 +9,10 @@ Keras, "<layer>/<table>/embeddings", has the table's name.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.conversion.keras_slots import KerasSlots, Trained
+from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The attribute of the layer that holds the layers of its tables.
@@ -25,15 +26,13 @@ def find(saved: SavedObjects, found: Contents) -> None:
     """Finds keras_rs's tables."""
     slots = KerasSlots(saved)
     for variable in _candidates(saved, slots):
-        path = saved.variables.get(variable, "")
-        column = saved.columns.get(path)
-        if column is None or path in found.taken or not column.is_table:
+        column = saved.columns.get(variable)
+        if not column or not column.is_table or column.name in found.taken:
             continue
-        trained = slots.by_number(variable)
-        place = _place(saved, found, path, trained)
+        place = _place(saved, found, variable, slots.of(variable))
         if place is None or _is_ours(found, "/".join(place), column.shape):
             continue
-        slots.add_table(found, *place, path, trained)
+        slots.add_table(found, *place, variable)
     slots.add_steps(found)
 
 
@@ -53,7 +52,7 @@ def _candidates(saved: SavedObjects, slots: KerasSlots) -> list[int]:
         for reduce in nodes[children[LAYERS]].values()
         if _TABLE in nodes[reduce]
     }
-    return sorted(of_keras_rs | (slots.trained.keys() - of_layers))
+    return sorted(of_keras_rs | (slots.trained - of_layers))
 
 
 def _is_ours(found: Contents, path: str, shape: tuple[int, ...]) -> bool:
@@ -69,13 +68,16 @@ def _is_ours(found: Contents, path: str, shape: tuple[int, ...]) -> bool:
 
 
 def _place(
-    saved: SavedObjects, found: Contents, path: str, trained: Trained
+    saved: SavedObjects,
+    found: Contents,
+    variable: int,
+    slots: Mapping[str, int],
 ) -> tuple[str, str] | None:
     """The layer and the name of a variable's table; None: it is no table.
 
     A guessed name gets a note.
     """
-    *layer, name, last = saved.full_names[path].split("/")
+    *layer, name, last = saved.full_names[variable].split("/")
     if last != "embeddings":
         return None
     if layer:
@@ -83,7 +85,8 @@ def _place(
     # In a model of a class of its own the variable has the model's name alone.
     # The slots have all names: "<optimizer>/<model>_<layer>_<table>_embeddings_
     # <slot>".
-    for slot in trained.slots.values():
+    path = saved.columns[variable].name
+    for slot in slots.values():
         full = saved.full_names[slot].rpartition("/")[2]
         there, ends, _ = full.rpartition("_embeddings_")
         if ends and there.startswith(f"{name}_"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from collections.abc import Container, Iterator, Mapping
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.names import SUFFIX
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion.contents import Contents, Table
+from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: Slots' names in tf_keras's new and legacy optimizers and in Keras 3's, and
@@ -20,176 +19,135 @@ KERAS_SLOTS = {
     **dict.fromkeys(("m", "momentum", "momentums", "_momentums"), "momenta"),
     **dict.fromkeys(("v", "velocity", "rms", "_velocities"), "velocities"),
 }
-_OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
-_TRAINED, _ITERATIONS = "_trainable_variables", "_iterations"
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """The paths of what optimizers have for a variable.
-
-    Attributes:
-        slots: the slots, by their names in this package.
-        counters: variables that may count the optimizer's steps.
-        notes: sentences on slots that were not taken.
-    """
-
-    slots: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    counters: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+_TRAINED, _VARIABLES = "_trainable_variables", "_variables"
 
 
 class KerasSlots:
     """Finds the slots of all kinds of Keras's optimizers.
 
     Attributes:
-        trained: by the number of a variable, Keras 3's optimizers that train
-            it: their children, and the variable's position in each.
+        trained: the numbers of the variables that Keras 3's optimizers train.
     """
 
     def __init__(self, saved: SavedObjects) -> None:
         self._saved = saved
-        self._counters: dict[str, set[str]] = {}
-        self.trained: dict[int, list[tuple[Mapping[str, int], str]]] = {}
-        for children in saved.nodes:
-            if children.keys() >= {_TRAINED, _ITERATIONS}:
-                listed = saved.nodes[children[_TRAINED]]
-                for place, variable in listed.items():
-                    of_variable = self.trained.setdefault(variable, [])
-                    of_variable.append((children, place))
-        self._numbers = {
-            path: number
-            for number, path in saved.variables.items()
-            if number in self.trained
-        }
+        self.trained: set[int] = set()
+        # By variable: its optimizers, and slots by this package's names.
+        self._optimizers: dict[int, set[int]] = collections.defaultdict(set)
+        self._slots: dict[int, dict[str, list[int]]] = {}
+        # By layer: variables that may count steps.
+        self._counters: dict[str, list[Column]] = {}
+        for optimizer, variable, name, slot in [
+            *saved.slots,
+            *self._listed_slots(),
+            *self._slots_of_keras_3(),
+        ]:
+            self._optimizers[variable].add(optimizer)
+            if name in KERAS_SLOTS and self._is_alike(slot, variable):
+                slots = self._slots.setdefault(variable, {})
+                slots.setdefault(KERAS_SLOTS[name], []).append(slot)
+
+    def of(self, variable: int) -> dict[str, int]:
+        """A variable's slots, without those that several optimizers have."""
+        slots = self._slots.get(variable, {})
+        return {name: each[0] for name, each in slots.items() if not each[1:]}
 
     def add_table(
         self,
         found: Contents,
         layer: str,
         name: str,
-        path: str,
-        trained: Trained,
+        variable: int,
+        own: Mapping[str, Column] | None = None,
         dtypes: Container[str] = ("float32",),
         of_keras: bool = False,
     ) -> None:
         """Adds the table of a variable, with its slots and steps.
 
-        Columns of `dtypes`, by name, keep them, and others become float32.
+        Without slots of Keras's, it has its `own`. Columns of `dtypes`, by
+        name, keep them, and others become float32.
         """
-        paths = {PARAMETERS: path, **trained.slots}
-        dtype = self._saved.columns[path].dtype
+        columns = self._saved.columns
+        slots = {n: columns[s] for n, s in self.of(variable).items()}
+        parameters = columns[variable]
+        dtype = parameters.dtype
         if dtype.name not in dtypes:
-            found.notes.append(f"'{path}' is {dtype.name}, read as float32.")
+            found.notes.append(
+                f"'{parameters.name}' is {dtype.name}, read as float32."
+            )
             dtype = tf.float32
-        columns = {
-            column: self._saved.columns[each].as_dtype(dtype)
-            for column, each in paths.items()
-        }
-        found.tables.append(Table(layer, name, columns, of_keras=of_keras))
-        found.taken.update(paths.values())
-        found.notes += trained.notes
-        self._counters.setdefault(layer, set()).update(trained.counters)
+        taken = {PARAMETERS: parameters, **(slots or own or {})}
+        taken = {n: column.as_dtype(dtype) for n, column in taken.items()}
+        found.add(Table(layer, name, taken, of_keras=of_keras))
+        if slots and own:
+            found.notes.append(
+                f"Table '{name}' was trained by Keras, whose slots were taken; "
+                f"its own, {', '.join(own)}, are initial ones."
+            )
+        for slot, several in self._slots.get(variable, {}).items():
+            if several[1:]:
+                names = ", ".join(columns[each].name for each in several)
+                found.notes.append(
+                    f"'{parameters.name}' has {slot} more than once, none of "
+                    f"which was taken: {names}."
+                )
+        counters = self._counters.setdefault(layer, [])
+        for optimizer in self._optimizers[variable]:
+            of_optimizer = self._saved.variables(optimizer)
+            counters += [
+                of_optimizer[each]
+                for each in ("iter", "_iterations")
+                if each in of_optimizer
+            ]
 
     def add_steps(self, found: Contents) -> None:
         """Sets the steps of layers whose counters have one value."""
-        columns = self._saved.columns
         for layer, counters in self._counters.items():
-            paths = {
-                path
-                for path in counters
-                if path in columns
-                and columns[path].shape == ()
-                and columns[path].dtype.is_integer
-            }
-            steps = {int(columns[path].number()) for path in paths}
+            steps = {int(counter.number()) for counter in counters}
             if len(steps) == 1:
                 found.steps[layer] = steps.pop()
-                found.taken |= paths
+                found.taken |= {counter.name for counter in counters}
 
-    def of(self, path: str) -> Trained:
-        """Finds the slots of the variable of a path."""
-        number = self._numbers.get(path)
-        return self._by_name(path) if number is None else self.by_number(number)
-
-    def by_number(self, number: int) -> Trained:
-        """Finds the slots of a variable in Keras 3's optimizers."""
-        saved = self._saved
-        path = saved.variables[number]
-        optimizers = self.trained.get(number, [])
-        if len(optimizers) != 1:
-            note = (
-                f"'{path}' is trained by {len(optimizers)} optimizers: its "
-                "slots are not taken."
-            )
-            return Trained(notes=(note,) if optimizers else ())
-        [(children, place)] = optimizers
-        slots = {}
-        for name, own in KERAS_SLOTS.items():
-            listed = saved.nodes[children.get(name, number)]
-            slot = saved.variables.get(listed.get(place, -1), "")
-            if self._is_alike(slot, path):
-                slots[own] = slot
-        counter = saved.variables.get(children[_ITERATIONS], "")
-        return Trained(slots, (counter,))
-
-    def _is_alike(self, slot: str, path: str) -> bool:
+    def _is_alike(self, slot: int, variable: int) -> bool:
         """Whether a slot has the shape and the dtype of a variable."""
         columns = self._saved.columns
-        return slot in columns and (
-            (columns[slot].shape, columns[slot].dtype)
-            == (columns[path].shape, columns[path].dtype)
-        )
+        if slot not in columns or variable not in columns:
+            return False
+        here, there = columns[slot], columns[variable]
+        return (here.shape, here.dtype) == (there.shape, there.dtype)
 
-    def _by_name(self, path: str) -> Trained:
-        found: dict[str, list[str]] = {}
-        optimizers, notes = set(), []
-        for optimizer, slot, other in [
-            *self._legacy_slots(path),
-            *self._listed_slots(path),
-        ]:
-            if slot in KERAS_SLOTS and self._is_alike(other, path):
-                found.setdefault(KERAS_SLOTS[slot], []).append(other)
-                optimizers.add(optimizer)
-        for slot, paths in found.items():
-            if len(paths) > 1:
-                notes.append(
-                    f"'{path}' has {slot} more than once, none of which was "
-                    f"taken: {', '.join(paths)}."
-                )
-        return Trained(
-            {s: paths[0] for s, paths in found.items() if len(paths) == 1},
-            tuple(
-                f"{optimizer}/{name}"
-                for optimizer in sorted(optimizers)
-                for name in ("iter", "_iterations")
-            ),
-            tuple(notes),
-        )
-
-    def _legacy_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
-        """Slots of tf_keras's legacy optimizers: beside the variable's key.
-
-        Yields:
-            The optimizer's path, the slot's name, the slot's path.
-        """
-        beside = self._saved.keys[path].removesuffix(SUFFIX) + _OPTIMIZER_SLOT
-        for other in self._saved.columns:
-            if other.startswith(beside):
-                optimizer, _, slot = other[len(beside) :].rpartition("/")
-                yield optimizer, slot, other
-
-    def _listed_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
+    def _listed_slots(self) -> Iterator[tuple[int, int, str, int]]:
         """Slots of tf_keras's new optimizers: a list, by variables' names.
 
-        Yields:
-            The optimizer's path, the slot's name, the slot's path.
+        A slot's name ends with "<slot>/<variable's name>". Yields what
+        `SavedObjects.slots` has.
         """
-        names = self._saved.full_names
-        of_variable = "/" + names.get(path, "")
-        for other in self._saved.columns:
-            optimizer, listed, _ = other.rpartition("/_variables/")
-            name = names.get(other, "")
-            if listed and len(of_variable) > 1 and name.endswith(of_variable):
-                slot = name[: -len(of_variable)].split("/")[-1]
-                yield optimizer, slot, other
+        saved = self._saved
+        by_name: dict[str, list[int]] = {}
+        for variable, full_name in saved.full_names.items():
+            by_name.setdefault(full_name, []).append(variable)
+        for optimizer, children in enumerate(saved.nodes):
+            listed = children.get(_VARIABLES)
+            if listed is None or _TRAINED in children:
+                continue
+            for slot in saved.nodes[listed].values():
+                parts = saved.full_names.get(slot, "").split("/")
+                for i, name in enumerate(parts[:-1], 1):
+                    for variable in by_name.get("/".join(parts[i:]), ()):
+                        yield optimizer, variable, name, slot
+
+    def _slots_of_keras_3(self) -> Iterator[tuple[int, int, str, int]]:
+        """Slots of Keras 3's optimizers: a list of each kind, in one order.
+
+        Yields what `SavedObjects.slots` has.
+        """
+        nodes = self._saved.nodes
+        for optimizer, children in enumerate(nodes):
+            if _TRAINED not in children or "_iterations" not in children:
+                continue
+            for place, variable in nodes[children[_TRAINED]].items():
+                self.trained.add(variable)
+                yield optimizer, variable, "", -1  # It may have no slots.
+                for name in KERAS_SLOTS.keys() & children.keys():
+                    slot = nodes[children[name]].get(place, -1)
+                    yield optimizer, variable, name, slot

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +14,9 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 )
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.names import SUFFIX, from_key
+from tfrs_embed.checkpoint.names import SUFFIX, in_key, key_of
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
-from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.tools.conversion import places
 from tfrs_embed.tools.conversion.contents import Column, Other
-from tfrs_embed.tools.conversion.places import Nodes
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -26,19 +24,17 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 class SavedObjects:
     """The objects of the TensorFlow checkpoint `prefix`, and its variables.
 
-    A variable's path is the beginning of its key. A table's variable has the
-    path that it has in a checkpoint of its layer, even where the key is another
-    one: in SavedModels, and in TensorFlow's mid-level API.
+    Objects are known by their numbers in the checkpoint's graph of objects.
 
     Attributes:
         reader: reads the tensors.
         nodes: each object's children: numbers of objects by name.
-        paths: the objects' paths by number.
-        columns: the variables by path, sorted.
-        keys: the variables' keys by path.
-        variables: the paths of the objects that are variables, by number.
-        full_names: the variables' names in Python, by path.
-        sharded: the paths of tables that were saved in shards alone.
+        paths: the objects' paths, as TensorFlow makes keys of paths. The
+            nearest to the root come first.
+        columns: the variables.
+        full_names: the variables' names in Python.
+        slots: the slots of tf_keras's legacy optimizers: the optimizer, the
+            variable, the slot's name, the slot.
         is_saved_model: whether the objects are a SavedModel's.
     """
 
@@ -47,7 +43,7 @@ class SavedObjects:
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if _GRAPH in self.reader.shapes:
             self.parse(graph, _GRAPH)
-        self.nodes: Nodes = [
+        self.nodes: Sequence[Mapping[str, int]] = [
             {
                 child.local_name: child.node_id
                 for child in node.children
@@ -56,47 +52,39 @@ class SavedObjects:
             for node in graph.nodes
         ]
         self.is_saved_model = any("signatures" in n for n in self.nodes[:1])
-        self.paths = places.paths(self.nodes)
-        keys = {
-            number: attribute.checkpoint_key
-            for number, node in enumerate(graph.nodes)
-            for attribute in node.attributes
-            if attribute.checkpoint_key.endswith(SUFFIX)
-        }
-        shapes = self.reader.shapes
-        key_of: dict[str, str] = {}
-        for number, path in places.of_tables(self.nodes, self.paths).items():
-            key, name = keys.get(number, ""), path + SUFFIX
-            if key in shapes and name not in shapes:
-                key_of.setdefault(name, key)
-        # The names of other tensors are their keys.
-        key_of |= {key: key for key in shapes.keys() - key_of.values()}
-        self._keys = dict(sorted(key_of.items()))
-        self.keys = {
-            name[: -len(SUFFIX)]: key
-            for name, key in self._keys.items()
-            if name.endswith(SUFFIX)
-        }
-        path_of = {key: path for path, key in self.keys.items()}
-        self.columns = {
-            path: self._column(key) for path, key in self.keys.items()
-        }
-        self.variables = {
-            number: path_of.get(key, key[: -len(SUFFIX)])
-            for number, key in keys.items()
-        }
-        self.full_names = {
-            path_of.get(a.checkpoint_key, a.checkpoint_key): a.full_name
-            for node in graph.nodes
-            for a in node.attributes
-        }
-        self.sharded = [
-            self.paths[number]
-            for number in self.paths
-            if PARAMETERS in self.nodes[number]
-            and "shard_0" in self.nodes[self.nodes[number][PARAMETERS]]
-            and self.nodes[number][PARAMETERS] not in keys
+        self.paths = self._find_paths()
+        self.columns: dict[int, Column] = {}
+        self.full_names: dict[int, str] = {}
+        for number, node in enumerate(graph.nodes):
+            # This package's savers write no attributes.
+            keys = {key_of(node.registered_saver.object_name): ""}
+            keys |= {a.checkpoint_key: a.full_name for a in node.attributes}
+            for key, full_name in keys.items():
+                if key in self.reader.shapes and key.endswith(SUFFIX):
+                    self.columns[number] = self._column(key)
+                    self.full_names[number] = full_name
+        self.slots = [
+            (
+                optimizer,
+                slot.original_variable_node_id,
+                slot.slot_name,
+                slot.slot_variable_node_id,
+            )
+            for optimizer, node in enumerate(graph.nodes)
+            for slot in node.slot_variables
         ]
+
+    def _find_paths(self) -> dict[int, str]:
+        found = {0: ""} if self.nodes else {}
+        waiting = collections.deque(found)
+        while waiting:
+            owner = waiting.popleft()
+            for name, number in self.nodes[owner].items():
+                if number not in found:
+                    path = f"{found[owner]}/{in_key(name)}"
+                    found[number] = path.removeprefix("/")
+                    waiting.append(number)
+        return found
 
     def _column(self, key: str) -> Column:
         shape, dtype = tuple(self.reader.shapes[key]), self.reader.dtypes[key]
@@ -109,28 +97,32 @@ class SavedObjects:
             rows = self.reader.read_rows(key, start, size).numpy()
             return np.asarray(rows, np.float32) if dtype.is_floating else rows
 
-        return Column(shape, read, dtype)
+        return Column(shape, read, dtype, key.removesuffix(SUFFIX))
 
-    def names_of(self, path: str) -> list[str]:
-        """The names under which an object's owner has it, sorted."""
-        owner, _, last = path.rpartition("/")
-        numbers = [n for n, each in self.paths.items() if each == owner]
-        children = self.nodes[numbers[0]] if numbers else {}
-        number = children.get(from_key(last), -1)
-        return sorted(n for n, child in children.items() if child == number)
+    def variables(self, owner: int) -> dict[str, Column]:
+        """The variables among an object's children."""
+        return {
+            name: self.columns[number]
+            for name, number in self.nodes[owner].items()
+            if number in self.columns
+        }
+
+    def has_step(self, owner: int) -> bool:
+        """Whether an object counts steps, as layers of this package do."""
+        return "step" in self.variables(owner)
 
     def others(self, taken: Container[str]) -> list[Other]:
-        """The tensors that are not in `taken`, a set of variables' paths."""
+        """The tensors whose names, without TensorFlow's end, are not taken."""
         shapes, dtypes = self.reader.shapes, self.reader.dtypes
         return [
             Other(
-                name.removesuffix(SUFFIX),
+                key.removesuffix(SUFFIX),
                 tuple(shapes[key]),
                 dtypes[key].name,
                 dtypes[key].size * math.prod(shapes[key]),
             )
-            for name, key in self._keys.items()
-            if key != _GRAPH and name.removesuffix(SUFFIX) not in taken
+            for key in sorted(shapes)
+            if key != _GRAPH and key.removesuffix(SUFFIX) not in taken
         ]
 
     def parse(self, message: Message, key: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.names import from_key, unescape
+from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
 from tfrs_embed.configs.tables import DTYPES
@@ -15,105 +13,76 @@ from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The ranks of the int64 variables of a table of keys, by name.
-RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
+_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
 
 
 def find(saved: SavedObjects, found: Contents) -> None:
-    """Finds the tables of this package's layers."""
-    of_tables: dict[tuple[str, str], dict[str, str]] = {}
-    for path in saved.columns:
-        place = _place(path, saved.columns)
-        if place is not None:
-            of_tables.setdefault(place[:2], {})[place[2]] = path
-    for (layer, name), paths in of_tables.items():
-        if saved.is_saved_model:
-            name = unescape(name)
-        if add_table(found, layer, name, paths, saved.columns):
-            step = f"{layer}/step" if layer else "step"
-            add_step(found, layer, step, saved.columns)
+    """Finds the tables of this package's layers.
 
-
-def add_table(
-    found: Contents,
-    layer: str,
-    name: str,
-    paths: Mapping[str, str],
-    columns: Mapping[str, Column],
-) -> bool:
-    """Adds a table of `paths`, by name, of `columns`; returns whether it is.
-
-    Raises a ValueError if keys or a counter are of a wrong dtype or rank.
+    Raises a ValueError if keys or a counter are of a wrong dtype or rank, or if
+    a table was saved in shards alone.
     """
-    table: dict[str, Column] = {}
-    parts: dict[str, Column] = {}
-    rate = None
-    taken = set()
-    for each in dict.fromkeys((PARAMETERS, KEYS, *paths)):
-        path = paths.get(each, "")
-        column = columns.get(path)
-        if column is None:
+    for table, (owner, name) in _tables(saved).items():
+        layer = saved.paths[owner]
+        variables = saved.variables(table)
+        parameters = variables.pop(PARAMETERS, None)
+        if parameters is None:
+            _check_shards(saved, found, table)
             continue
-        rank = len(column.shape)
-        if each in RANKS and column.dtype == tf.int64 and rank == RANKS[each]:
-            parts[each] = column
-        elif each in RANKS and PARAMETERS in paths:
-            raise ValueError(
-                f"'{path}' in '{found.path}' is {column.dtype.name} of shape "
-                f"{list(column.shape)}, not int64 of rank {RANKS[each]}, as "
-                f"{each} are."
-            )
-        elif each == LEARNING_RATE and not rank and column.dtype.is_floating:
-            rate = float(column.number())
-        elif _is_column(each, column):
-            table[each] = column
-        else:
+        if not parameters.is_table or parameters.dtype.name not in DTYPES:
             continue
-        taken.add(path)
-    if PARAMETERS not in table:
-        return False
-    found.tables.append(Table(layer, name, table, parts, rate))
-    found.taken |= taken
-    return True
+        columns, parts = {PARAMETERS: parameters}, {}
+        rate = None
+        for each, column in variables.items():
+            rank, is_float = len(column.shape), column.dtype.is_floating
+            if each in _RANKS:
+                _check_part(each, column, found)
+                parts[each] = column
+            elif is_float and rank in (1, 2):
+                columns[each] = column
+            elif is_float and each == LEARNING_RATE:
+                rate = float(column.number())
+                found.taken.add(column.name)
+        found.add(Table(layer, name, columns, parts, rate))
+        step = saved.variables(owner).get("step")
+        if step and not step.shape and step.dtype.is_integer:
+            found.steps[layer] = int(step.number())
+            found.taken.add(step.name)
 
 
-def add_step(
-    found: Contents, layer: str, path: str, columns: Mapping[str, Column]
-) -> None:
-    """Sets a layer's step, if `path` is that of an integer."""
-    column = columns.get(path)
-    if column and not column.shape and column.dtype.is_integer:
-        found.steps[layer] = int(column.number())
-        found.taken.add(path)
+def _tables(saved: SavedObjects) -> dict[int, tuple[int, str]]:
+    """Returns the layer and the name of each object that may be a table."""
+    found: dict[int, tuple[int, str]] = {}
+    for owner in saved.paths:
+        children = saved.nodes[owner]
+        # The layer's only table. (A table "table" among several was found
+        # before, as its owner is nearer to the root.)
+        if "table" in children:
+            found.setdefault(children["table"], (owner, ""))
+        # "tables" may be the name of a layer, which has a step.
+        if "tables" in children and not saved.has_step(children["tables"]):
+            for name, table in saved.nodes[children["tables"]].items():
+                if saved.is_saved_model:
+                    name = unescape(name)
+                found.setdefault(table, (owner, name))
+    return found
 
 
-def _is_column(name: str, column: Column) -> bool:
-    """Whether a variable may be a table's parameters or slot."""
-    if name == PARAMETERS:
-        return column.is_table and column.dtype.name in DTYPES
-    by_row = len(column.shape) == 1
-    return column.dtype == tf.float32 and (by_row or column.is_table)
+def _check_shards(saved: SavedObjects, found: Contents, table: int) -> None:
+    parameters = saved.nodes[table].get(PARAMETERS)
+    if parameters is not None and "shard_0" in saved.nodes[parameters]:
+        raise ValueError(
+            f"'{found.path}' has only shards of the table "
+            f"'{saved.paths[table]}', without the numbers of their rows. Give "
+            "a tf.train.Checkpoint of the model, or what "
+            "tfrs_embed.serving.export writes of it."
+        )
 
 
-def _place(
-    path: str, columns: Mapping[str, Column]
-) -> tuple[str, str, str] | None:
-    """The layer, the table and the name of a table's variable; else None."""
-    parts = path.split("/")
-    layer = "/".join(parts[:-2])
-    if parts[-3:-2] == ["tables"] and not (
-        parts[-2] == "table" and _is_layer(layer, columns)
-    ):
-        return "/".join(parts[:-3]), from_key(parts[-2]), from_key(parts[-1])
-    if parts[-2:-1] == ["table"]:
-        return layer, "", from_key(parts[-1])
-    return None
-
-
-def _is_layer(path: str, columns: Mapping[str, Column]) -> bool:
-    """Whether an object called "tables" is a layer with one table.
-
-    Its step then is a number. The variables of a table "step" are of a higher
-    rank.
-    """
-    step = columns.get(f"{path}/step")
-    return step is not None and not step.shape
+def _check_part(name: str, column: Column, found: Contents) -> None:
+    if (column.dtype, len(column.shape)) != (tf.int64, _RANKS[name]):
+        raise ValueError(
+            f"'{column.name}' in '{found.path}' is {column.dtype.name} of "
+            f"shape {list(column.shape)}, not int64 of rank {_RANKS[name]}, as "
+            f"{name} are."
+        )

@@ -29,10 +29,6 @@ _LIBRARIES = {
     "keras_rs": keras_rs.find,
     "Keras": keras_layers.find,
 }
-_INSTEAD = (
-    "Give a tf.train.Checkpoint of the model, or what "
-    "tfrs_embed.serving.export writes of it."
-)
 
 
 def read(path: str, dim: int | None = None) -> Contents:
@@ -72,11 +68,6 @@ def _read(path: str, prefix: str) -> Contents:
         found.format = exported.FORMAT
         found.others = saved.others(found.taken)
         return found
-    if saved.sharded:
-        raise ValueError(
-            f"'{path}' has only shards of the table '{saved.sharded[0]}', "
-            f"without the numbers of their rows. {_INSTEAD}"
-        )
     formats = []
     for name, find in _LIBRARIES.items():
         before = len(found.tables)
@@ -92,10 +83,12 @@ def _read(path: str, prefix: str) -> Contents:
         raise ValueError(
             f"'{path}' holds variables of tables, such as '{nameless[0]}', but "
             "not the layers that they belong to: Keras's model.export leaves "
-            f"them out. {_INSTEAD}"
+            "them out. Give a tf.train.Checkpoint of the model, or what "
+            "tfrs_embed.serving.export writes of it."
         )
     if formats:
         found.format = " and ".join(formats)
+    found.tables.sort(key=lambda table: table.path)
     found.others = saved.others(found.taken)
     return found
 

@@ -1,21 +1,20 @@
 """The tables of TensorFlow's TPU embeddings, and of TFRS's layers of them.
 
-On embedding cores, and off-TPU, a table is a variable by its name, and a slot a
-variable "<table>/<slot>". On SparseCores tables are stacked, and layouts say
-which rows are a table's. TFRS's small tables are Keras layers, by the name of a
-feature. What Keras trained has Keras's slots.
+TensorFlow's object has all tables by name, each with its variables: parameters
+and slots. On SparseCores it has stacks of tables in place of tables, and
+layouts, which say which rows are a table's. TFRS's small tables are Keras
+layers, by the name of a feature. What Keras trained has Keras's slots.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tfrs_embed.checkpoint import stored
-from tfrs_embed.checkpoint.names import from_key, in_key
+from tfrs_embed.checkpoint.names import key_of
 from tfrs_embed.compat.private_tensorflow import sparse_core_layout_pb2
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES
@@ -23,123 +22,126 @@ from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.keras_slots import KerasSlots
 from tfrs_embed.tools.conversion.objects import SavedObjects
-from tfrs_embed.tools.conversion.places import (
-    KERAS_LAYERS,
-    LAYOUTS,
-    TPU_EMBEDDING,
-)
 
+# Attributes of TensorFlow's object, and of TFRS's layers.
+_TABLES, _LAYOUTS = "_variables", "_sparse_core_table_layouts"
+_TPU_EMBEDDING, _KERAS_LAYERS = "_tpu_embedding", "_keras_embedding_layers"
 _SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
 
 
 def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of TensorFlow's TPU embeddings."""
     slots = KerasSlots(saved)
-    for path in saved.columns:
-        if path.split("/")[-1] == LAYOUTS:
-            _find_stacked(saved, found, path)
-    for path in saved.columns:
-        if path not in found.taken:
-            _find_table(saved, found, path, slots)
+    for owner, path in saved.paths.items():
+        children = saved.nodes[owner]
+        tables = saved.nodes[children[_TABLES]] if _TABLES in children else {}
+        if _LAYOUTS in children:
+            _find_stacked(saved, found, owner, tables)
+        else:
+            for name, table in tables.items():
+                _find_table(saved, found, slots, _layer(path), name, table)
+        if _KERAS_LAYERS in children:
+            _find_small(saved, found, slots, path, children[_KERAS_LAYERS])
     slots.add_steps(found)
 
 
-def _find_stacked(saved: SavedObjects, found: Contents, path: str) -> None:
-    """Finds the tables of the layouts that have a path."""
-    owner = path[: -len(LAYOUTS)]
+def _find_table(
+    saved: SavedObjects,
+    found: Contents,
+    slots: KerasSlots,
+    layer: str,
+    name: str,
+    table: int,
+) -> None:
+    """Adds a table that isn't stacked."""
+    variables = _variables(saved, table)
+    parameters = variables.pop(PARAMETERS, None)
+    if parameters and parameters.is_table:
+        variable = saved.nodes[table][PARAMETERS]
+        slots.add_table(found, layer, name, variable, variables)
+
+
+def _find_small(
+    saved: SavedObjects,
+    found: Contents,
+    slots: KerasSlots,
+    layer: str,
+    layers: int,
+) -> None:
+    """Adds small tables, each the variable of a Keras layer."""
+    features: dict[int, list[str]] = {}
+    for feature, of_feature in saved.nodes[layers].items():
+        features.setdefault(of_feature, []).append(feature)
+    for of_table, names in features.items():
+        variable = saved.nodes[of_table].get("embeddings", -1)
+        column = saved.columns.get(variable)
+        if column is None or not column.is_table:
+            continue
+        shared = f" It is of the features {', '.join(sorted(names))}."
+        found.notes.append(
+            f"The small table '{names[0]}' has the name of its feature; that "
+            "of the table is not in the checkpoint."
+            f"{shared if len(names) > 1 else ''}"
+        )
+        slots.add_table(found, layer, names[0], variable)
+
+
+def _find_stacked(
+    saved: SavedObjects,
+    found: Contents,
+    owner: int,
+    stacks: Mapping[str, int],
+) -> None:
+    """Adds the tables in stacks, by the layouts beside them."""
     layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
-    saved.parse(layouts, saved.keys[path])
-    found.taken.add(path)
+    name = saved.columns[saved.nodes[owner][_LAYOUTS]].name
+    saved.parse(layouts, key_of(name))
+    found.taken.add(name)
     for layout in layouts.tables:
         stack = layout.stacked_table_name
-        paths = dict(_paths(saved, owner, stack))
-        if not paths:
+        if stack not in stacks:
             raise ValueError(
                 f"'{found.path}' has a layout of the table "
                 f"'{layout.table_name}', but not its stack '{stack}'."
             )
         columns = {
-            name: _stacked(saved, path, layout) for name, path in paths.items()
+            name: _stacked(saved, column, layout)
+            for name, column in _variables(saved, stacks[stack]).items()
         }
-        found.taken.update(paths.values())
-        found.tables.append(Table(_layer(owner), layout.table_name, columns))
+        layer = _layer(saved.paths[owner])
+        found.add(Table(layer, layout.table_name, columns))
 
 
-def _find_table(
-    saved: SavedObjects, found: Contents, path: str, slots: KerasSlots
-) -> None:
-    """Adds the table of a variable, if it is a table's."""
-    parts = path.split("/")
-    name = from_key(parts[-1])
-    own: dict[str, str] = {}
-    if parts[-2:-1] == [TPU_EMBEDDING]:
-        owner = path[: -len(parts[-1])]
-        table, _, slot = name.rpartition("/")
-        if slot in _SLOTS and owner + in_key(table) in saved.columns:
-            return
-        own = dict(_paths(saved, owner, name))
-        own.pop(PARAMETERS, None)
-    elif parts[-3:-2] == [KERAS_LAYERS] and name == "embeddings":
-        owner = "/".join(parts[:-2]) + "/"
-        features = saved.names_of("/".join(parts[:-1]))
-        name = from_key(parts[-2])
-        shared = f" It is of the features {', '.join(features)}."
-        found.notes.append(
-            f"The small table '{name}' has the name of its feature; that of "
-            "the table is not in the checkpoint."
-            f"{shared if len(features) > 1 else ''}"
-        )
-    else:
-        return
-    if not saved.columns[path].is_table:
-        return
-    trained = slots.of(path)
-    by_keras = bool(trained.slots)
-    if not by_keras:
-        trained = dataclasses.replace(trained, slots=own)
-    slots.add_table(found, _layer(owner), name, path, trained)
-    if own and by_keras:
-        found.notes.append(
-            f"Table '{name}' was trained by Keras, whose slots were taken; its "
-            f"own, {', '.join(own)}, are initial ones."
-        )
+def _variables(saved: SavedObjects, table: int) -> dict[str, Column]:
+    """The parameters and own slots of a table or a stack, in this order."""
+    variables = saved.variables(table)
+    return {n: variables[n] for n in (PARAMETERS, *_SLOTS) if n in variables}
 
 
-def _paths(
-    saved: SavedObjects, owner: str, name: str
-) -> Iterator[tuple[str, str]]:
-    """The paths of a table's or a stack's parameters and own slots."""
-    for column, last in [(PARAMETERS, name)] + [
-        (slot, f"{name}/{slot}") for slot in _SLOTS
-    ]:
-        if owner + in_key(last) in saved.columns:
-            yield column, owner + in_key(last)
-
-
-def _layer(owner: str) -> str:
+def _layer(path: str) -> str:
     """The path of the layer that a TPU embedding belongs to."""
-    parts = owner.rstrip("/").split("/")
-    while parts and parts[-1] in (TPU_EMBEDDING, KERAS_LAYERS):
+    parts = path.split("/")
+    while parts and parts[-1] == _TPU_EMBEDDING:
         parts.pop()
     return "/".join(parts)
 
 
-def _stacked(saved: SavedObjects, path: str, layout: Any) -> Column:
-    """A table's rows in the stack with a path, without padding.
+def _stacked(saved: SavedObjects, stack: Column, layout: Any) -> Column:
+    """A table's rows in a variable of its stack, without padding.
 
     Raises a ValueError if the stack's shape is not the layout's.
     """
     shards = layout.num_sparse_cores
     rows, dim = layout.unsharded_shape
-    there = list(saved.columns[path].shape)
+    there = list(stack.shape)
     stack_rows = shards * layout.total_rows_per_sparse_core_shard
     if len(there) != 2 or there[0] != stack_rows or there[1] < dim:
         raise ValueError(
-            f"'{path}' in '{saved.reader.prefix}' has the shape {there}. Its "
-            f"layout says that it has {stack_rows} rows, and that '"
+            f"'{stack.name}' in '{saved.reader.prefix}' has the shape {there}. "
+            f"Its layout says that it has {stack_rows} rows, and that '"
             f"{layout.table_name}' takes {dim} columns of it."
         )
-    pieces = saved.reader.pieces(saved.keys[path])
+    pieces = saved.reader.pieces(key_of(stack.name))
     verified = False
 
     def read(start: int, size: int) -> np.ndarray:
@@ -153,8 +155,8 @@ def _stacked(saved: SavedObjects, path: str, layout: Any) -> Column:
             # i - shards.
             count = len(range(first, start + size, shards))
             row = int(flat_rows(layout, first))
-            stack = stored.read_rows(pieces, row, count)
-            values[first - start :: shards] = stack[:, :dim]
+            rows_there = stored.read_rows(pieces, row, count)
+            values[first - start :: shards] = rows_there[:, :dim]
         return values
 
-    return Column((rows, dim), read)
+    return Column((rows, dim), read, name=stack.name)
