@@ -165,21 +165,6 @@ def test_kernels_are_not_used(needs_kernels):
         assert any(kind.startswith("TfrsEmbed") for kind in kinds) == used
 
 
-def test_the_tape_may_be_outside():
-    layers = make_layer(), make_layer()
-    for layer, lookup in zip(
-        layers,
-        (tf.function(layers[0], jit_compile=True), layers[1]),
-        strict=True,
-    ):
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                outputs = lookup(tensors(IDS))
-                loss = tf.add_n([tf.reduce_sum(x) for x in outputs.values()])
-            differentiate(tape, loss, layer.trainable_variables)
-    assert_same_state(*layers)
-
-
 def test_learning_rates_are_read_at_each_step():
     rate = tf.Variable(0.1)
     schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)

@@ -32,9 +32,7 @@ pytestmark = on("keras:3", tier="nightly")
 MODES = [
     "eager",
     "function",
-    "nested",
-    # Both take long to trace, and find little that the others don't.
-    pytest.param("nested_in_function", marks=pytest.mark.more),
+    # It takes long to trace, and finds little that the others don't.
     pytest.param("compiled", marks=pytest.mark.more),
 ]
 
@@ -51,12 +49,9 @@ def make_layer(kind=None, **kwargs):
     return layer
 
 
-def make_program(layer, nested=False):
+def make_program(layer):
     program = Program(
-        layer,
-        lambda: layer.trainable_variables,
-        optimizer(legacy=True),
-        tf.function if nested else (lambda function: function),
+        layer, lambda: layer.trainable_variables, optimizer(legacy=True)
     )
     # An optimizer's variables are made outside of functions.
     with tf.GradientTape():
@@ -66,7 +61,7 @@ def make_program(layer, nested=False):
 
 
 def run(mode, function, *args):
-    if mode.endswith("function"):
+    if mode == "function":
         function = tf.function(function)
     elif mode == "compiled":
         function = tf.function(function, jit_compile=True)
@@ -87,17 +82,14 @@ def table_of(layer):
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
 @BOTH_IMPLEMENTATIONS
 def test_a_table_is_as_a_variable_of_keras(scenario, mode):
-    nested = mode.startswith("nested")
-    if nested and scenario.__name__ == "jacobian":
-        pytest.skip("TensorFlow can't repeat a function that updates")
     steps = batches(3)
     layer = make_layer()
-    program = make_program(layer, nested)
+    program = make_program(layer)
 
     def step(ids, x):
         scenario(program, ids, x)
 
-    if mode.endswith("function") or mode == "compiled":
+    if mode != "eager":
         step = tf.function(step, jit_compile=mode == "compiled")
     for ids, x in steps:
         step(tf.constant(ids), tf.constant(x))
@@ -107,37 +99,38 @@ def test_a_table_is_as_a_variable_of_keras(scenario, mode):
     np.testing.assert_allclose(program.other, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("nested_first", [True, False])
-def test_the_first_pass_of_all_may_be_for_another_gradient(nested_first):
+@pytest.mark.parametrize("of", ["variables", "head", "x"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_gradient_outside_of_the_layers_function_is_an_error(mode, of):
     layer = make_layer()
-    program = make_program(layer, nested=True)
+    program = make_program(layer)
+    predict = tf.function(program.predict)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
-    @tf.function
-    def slope():
+    def step():
         with tf.GradientTape() as tape:
             tape.watch(x)
-            prediction = program.predict(ids, x)
-        return tape.gradient(prediction, x)
+            prediction = predict(ids, x)
+        sources = {"variables": program.variables, "head": program.head, "x": x}
+        return tape.gradient(prediction, sources[of])
 
-    if not nested_first:
-        train(program, ids, x)
-    before, step = table_of(layer), int(layer.step)
-    for _ in range(3):
-        slope()
-    np.testing.assert_array_equal(table_of(layer), before)
-    assert int(layer.step) == step
-    train(program, ids, x)
-    assert int(layer.step) == step + 1
+    with pytest.raises(NotImplementedError, match="in the function that takes"):
+        run(mode, step)
+    np.testing.assert_array_equal(table_of(layer), initial())
+    assert int(layer.step) == 0
+    # Without a tape, or with one inside, nothing is wrong with the layer.
+    predict(ids, x)
+    run(mode, lambda: train(program, ids, x))
+    assert int(layer.step) == 1
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "nested_in_function"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize(
     "use", ["nothing", "apply", "apply the head's", "return", "norm"]
 )
 def test_a_gradient_that_is_asked_for_updates_whatever_its_use(use, mode):
     layer = make_layer()
-    program = make_program(layer, mode.startswith("nested"))
+    program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
     def step():
@@ -155,16 +148,10 @@ def test_a_gradient_that_is_asked_for_updates_whatever_its_use(use, mode):
     assert int(layer.step) == 1
 
 
-@pytest.mark.parametrize("traced", ["before", "later"])
-@pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
-def test_tf_gradients_update_what_they_are_taken_of(nested, traced):
-    """Or raise, where TensorFlow takes all gradients of a function."""
+def test_tf_gradients_update_what_they_are_taken_of():
     layer = make_layer()
-    program = make_program(layer, nested)
+    program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
-    if traced == "before":
-        train(program, ids, x)
-    before = int(layer.step)
     [weight] = layer.trainable_variables
     weight = weight.value if fronts.NUMBER == 3 else weight
 
@@ -173,18 +160,10 @@ def test_tf_gradients_update_what_they_are_taken_of(nested, traced):
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
         return tf.gradients(loss, {"x": x, "table": weight}[of])
 
-    if nested:
-        for of in ("x", "table"):
-            with pytest.raises(
-                tf.errors.InvalidArgumentError, match="by a plain tape"
-            ):
-                step(of)
-        assert int(layer.step) == before
-    else:
-        step("x")
-        assert int(layer.step) == before
-        step("table")
-        assert int(layer.step) == before + 1
+    step("x")
+    assert int(layer.step) == 0
+    step("table")
+    assert int(layer.step) == 1
     train(program, ids, x)
 
 
@@ -196,7 +175,8 @@ def test_training_false_makes_tables_constants(mode):
     def look_up(ids):
         return layer(ids, training=False)
 
-    if mode.startswith("nested"):
+    if mode == "function":
+        # A layer in a function of its own may be a constant, too.
         look_up = tf.function(look_up)
 
     def step(ids):
@@ -234,12 +214,11 @@ def test_a_loop_need_not_say_that_it_trains(mode):
         tf.constant([[[1]], [[3]]], tf.int64),
     ]
     for layer, ids in zip(kinds, inputs, strict=True):
-        look_up = tf.function(layer) if mode.startswith("nested") else layer
         layer(ids)
 
-        def step(ids, layer=layer, look_up=look_up):
+        def step(ids, layer=layer):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(look_up(ids) ** 2)
+                loss = tf.reduce_sum(layer(ids) ** 2)
             return tape.gradient(loss, layer.trainable_variables)
 
         if mode == "compiled" and layer is kinds[2]:
@@ -248,11 +227,11 @@ def test_a_loop_need_not_say_that_it_trains(mode):
         assert int(layer.step) == 1, type(layer)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "nested"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("part", ["forward", "backward", "both"])
 def test_no_updates(mode, part):
     layer = make_layer()
-    program = make_program(layer, nested=mode == "nested")
+    program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
     def step():
@@ -273,8 +252,6 @@ def test_no_updates(mode, part):
     before = table_of(layer)
     run(mode, step)
     np.testing.assert_array_equal(table_of(layer), before)
-    if mode == "nested" and part != "backward":
-        return  # A function that was traced inside stays without.
     # It ends with its block, and is of one thread.
     train(program, ids, x)
     assert int(layer.step) == 1
@@ -288,10 +265,8 @@ def test_no_updates(mode, part):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["persistent", "two_tapes"])
 def test_a_second_update_of_one_lookup_is_an_error(how, mode):
-    if how == "two_tapes" and mode.startswith("nested"):
-        pytest.skip("can't be noticed: documented")
     layer = make_layer()
-    program = make_program(layer, mode.startswith("nested"))
+    program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
     def step():
@@ -335,32 +310,6 @@ def test_two_lookups_of_a_persistent_tape_have_one_update_each(mode):
         assert int(layer.step) == 2 * number
     with pytest.raises(RuntimeError, match="a second time"):
         run(mode, lambda: step(again=True))
-
-
-@pytest.mark.parametrize("mode", ["nested", "nested_in_function"])
-def test_a_persistent_tape_takes_one_gradient_of_a_function_of_its_own(mode):
-    layer = make_layer(keras.optimizers.SGD(0.1))
-    program = make_program(layer, nested=True)
-
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            losses = [
-                tf.reduce_sum(program.vectors(tf.constant(ids)))
-                for ids in ([1, 2], [2, 3])
-            ]
-        return [tape.gradient(loss, program.embedding()) for loss in losses]
-
-    with pytest.raises(RuntimeError, match="takes one gradient"):
-        run(mode, step)
-    assert int(layer.step) == (mode == "nested")
-    # A tape that begins anew may take another.
-    tape = tf.GradientTape(persistent=True)
-    for number in range(2):
-        with tape:
-            tape.reset()
-            loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
-        tape.gradient(loss, program.embedding())
-        assert int(layer.step) == (mode == "nested") + number + 1
 
 
 def forward(function, primal, target_of):
@@ -456,7 +405,7 @@ def test_a_forward_derivative_of_a_scaled_loss_sets_no_scale(mode):
         keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
     layer = make_layer(keras.optimizers.SGD(0.1))
-    program = make_program(layer, nested=True)
+    program = make_program(layer)
 
     def step():
         with tf.GradientTape() as tape:
@@ -505,28 +454,6 @@ def test_a_forward_derivative_of_a_table_is_an_error(mode, product):
     assert int(layer.step) == 0
 
 
-@pytest.mark.parametrize("mode", ["nested", "nested_in_function"])
-def test_an_accumulator_around_a_function_is_an_error(mode):
-    layer = make_layer()
-    program = make_program(layer, nested=True)
-    ids, x = (tf.constant(v) for v in batches(1)[0])
-
-    def step():
-        return forward(
-            lambda: program.predict(ids, x), x, lambda result: result
-        )
-
-    # Eagerly it is TensorFlow's own.
-    kind, text = (
-        (TypeError, "InternalError")
-        if mode == "nested"
-        else (tf.errors.InvalidArgumentError, "ForwardAccumulator around the")
-    )
-    with pytest.raises(kind, match=text):
-        run(mode, step)
-    assert int(layer.step) == 0
-
-
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("pfor", [True, False])
 def test_the_jacobian_of_a_table_is_an_error(mode, pfor):
@@ -545,28 +472,25 @@ def test_the_jacobian_of_a_table_is_an_error(mode, pfor):
     assert int(layer.step) <= before + (mode == "eager" and not pfor)
 
 
-def test_two_calls_under_one_tape_are_two_updates():
-    table = initial()
-    programs = []
-    for mode in ("eager", "function", "nested"):
-        layer = make_layer(keras.optimizers.SGD(0.1))
-        programs.append(make_program(layer, mode == "nested"))
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_two_calls_under_one_tape_are_two_updates(mode):
+    layer = make_layer(keras.optimizers.SGD(0.1))
+    program = make_program(layer)
 
-        def step():
-            program = programs[-1]
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
-                loss += tf.reduce_sum(2 * program.vectors(tf.constant([2])))
-            program.apply(
-                tape.gradient(loss, program.embedding()), program.embedding()
-            )
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
+            loss += tf.reduce_sum(2 * program.vectors(tf.constant([2])))
+        program.apply(
+            tape.gradient(loss, program.embedding()), program.embedding()
+        )
 
-        run(mode, step)
-        wanted = table.copy()
-        wanted[1] -= 0.1
-        wanted[2] -= 0.3
-        np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
-        assert int(layer.step) == 2
+    run(mode, step)
+    wanted = initial()
+    wanted[1] -= 0.1
+    wanted[2] -= 0.3
+    np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
+    assert int(layer.step) == 2
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -592,13 +516,13 @@ def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("mode", ["eager", "function", "nested"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
 def test_two_loss_scale_optimizers_in_one_step(mode):
     """As in a GAN: each pass is divided by its own loss's scale."""
     trained, programs = [], []
     for _ in range(2):
         trained.append(make_layer(keras.optimizers.SGD(0.1)))
-        programs.append(make_program(trained[-1], mode == "nested"))
+        programs.append(make_program(trained[-1]))
     scalers = [
         keras.mixed_precision.LossScaleOptimizer(
             keras.optimizers.SGD(0.1), initial_scale=scale
@@ -657,15 +581,14 @@ def test_losses_of_two_scales_together_are_an_error():
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("nested", [True, False])
-def test_a_scale_is_of_its_thread_and_its_step(nested):
+def test_a_scale_is_of_its_thread_and_its_step():
     scaler = keras.mixed_precision.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
     layer = make_layer(keras.optimizers.SGD(0.1))
-    program = make_program(layer, nested)
+    program = make_program(layer)
     other = make_layer(keras.optimizers.SGD(0.1))
-    others = make_program(other, nested)
+    others = make_program(other)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
     def step(program):
@@ -694,13 +617,12 @@ def test_a_scale_is_of_its_thread_and_its_step(nested):
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_loss_that_a_function_scales_is_an_error(nested):
+def test_a_loss_that_a_function_scales_is_an_error():
     scaler = keras.mixed_precision.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
     layer = make_layer(keras.optimizers.SGD(0.1))
-    program = make_program(layer, nested=nested)
+    program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
     @tf.function
@@ -708,7 +630,7 @@ def test_a_loss_that_a_function_scales_is_an_error(nested):
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
         return fronts.scale_loss(scaler, loss)
 
-    with pytest.raises(NotImplementedError, match="Scale the loss in"):
+    with pytest.raises(NotImplementedError, match="in the function that takes"):
         with tf.GradientTape() as tape:
             loss = scaled_loss()
         tape.gradient(loss, program.variables)
@@ -722,69 +644,15 @@ def test_a_loss_that_a_function_scales_is_an_error(nested):
     np.testing.assert_array_equal(tape.gradient(loss, x), 2.0**10 + 0 * x)
 
 
-@on("keras:3", tier="more")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_scale_stays_until_the_function_has_run(persistent):
-    scaler = keras.mixed_precision.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=2.0**10
-    )
-    tables = []
-    for scale in (lambda loss: fronts.scale_loss(scaler, loss), tf.identity):
-        layer = make_layer(keras.optimizers.SGD(0.1))
-        vectors = tf.function(layer)
-
-        @tf.function
-        def step(layer=layer, vectors=vectors, scale=scale):
-            with tf.GradientTape(persistent=persistent) as tape:
-                loss = scale(tf.reduce_sum(vectors(tf.constant([1, 2]))))
-            return tape.gradient(loss, layer.trainable_variables)
-
-        for _ in range(5):
-            step()
-        tables.append(table_of(layer))
-    np.testing.assert_allclose(*tables, rtol=1e-5)
-
-
-@on("keras:3", tier="more")
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_a_scale_ends_with_its_step(mode):
-    scaler = keras.mixed_precision.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=2.0**10
-    )
-    scaled, first_used_later = make_layer(), make_layer()
-
-    def make_step(layer, scale):
-        @tf.function
-        def loss():
-            return tf.reduce_sum(layer(tf.constant([1, 2])))
-
-        def step():
-            with tf.GradientTape() as tape:
-                target = scale(loss())
-            gradients = tape.gradient(target, layer.trainable_variables)
-            return [tf.identity(g) for g in gradients]
-
-        return step
-
-    run(mode, make_step(scaled, lambda loss: fronts.scale_loss(scaler, loss)))
-    run(mode, make_step(first_used_later, tf.identity))
-    assert np.any(table_of(scaled) != initial())
-    np.testing.assert_allclose(
-        table_of(first_used_later), table_of(scaled), rtol=1e-6
-    )
-
-
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_threads_train_models_of_their_own(mode):
     number, threads = 40, 3
     layers_of = [make_layer(keras.optimizers.SGD(0.1)) for _ in range(threads)]
 
     def work(layer):
-        predict = tf.function(lambda: tf.reduce_sum(layer(tf.constant([1, 2]))))
-
         def step():
             with tf.GradientTape() as tape:
-                loss = predict()
+                loss = tf.reduce_sum(layer(tf.constant([1, 2])))
             gradients = tape.gradient(loss, layer.trainable_variables)
             return [tf.identity(g) for g in gradients]
 
@@ -805,36 +673,11 @@ def test_threads_train_models_of_their_own(mode):
         np.testing.assert_allclose(moved, 0.1 * number, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_a_persistent_tape_may_differentiate_each_model_once(mode):
-    several = [make_layer(), make_layer()]
-    variables = [v for layer in several for v in layer.trainable_variables]
-
-    def make_loss(layer):
-        return tf.function(lambda: tf.reduce_sum(layer(tf.constant([1, 2]))))
-
-    losses = [make_loss(layer) for layer in several]
-
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            targets = [loss() for loss in losses]
-        gradients = [tape.gradient(target, variables) for target in targets]
-        return [
-            tf.identity(g) for g in tf.nest.flatten(gradients) if g is not None
-        ]
-
-    run(mode, step)
-    assert [int(layer.step) for layer in several] == [1, 1]
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
-def test_a_training_function_is_saved_beside_other_models(nested, tmp_path):
+def test_a_training_function_is_saved(tmp_path):
     ids = tf.constant([1, 3])
-    other = training_function(make_layer(), nested=True)
-    other(ids)
     module = tf.Module()
     module.layer = make_layer()
-    module.step = training_function(module.layer, nested)
+    module.step = training_function(module.layer)
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     losses = [[float(m.step(ids)) for _ in range(3)] for m in (module, loaded)]
@@ -842,17 +685,11 @@ def test_a_training_function_is_saved_beside_other_models(nested, tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
-def training_function(layer, nested):
-    def predict(ids):
-        return layer(ids, training=True)
-
-    if nested:
-        predict = tf.function(predict)
-
+def training_function(layer):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(predict(ids) ** 2)
+            loss = tf.reduce_sum(layer(ids, training=True) ** 2)
         gradients = tape.gradient(loss, layer.trainable_variables)
         with tf.control_dependencies(gradients):
             return tf.identity(loss)
@@ -860,7 +697,7 @@ def training_function(layer, nested):
     return step
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "nested", "fit"])
+@pytest.mark.parametrize("mode", ["eager", "function", "fit"])
 def test_tables_end_with_their_model(mode):
     def use():
         layer = make_layer()
@@ -875,7 +712,6 @@ def test_tables_end_with_their_model(mode):
                 layer,
                 lambda: layer.trainable_variables,
                 keras.optimizers.SGD(0.1),
-                tf.function if mode == "nested" else (lambda f: f),
             )
             program.optimizer.build(program.variables)
             ids, x = (tf.constant(v) for v in batches(1)[0])

@@ -185,21 +185,6 @@ def test_frozen_layer_is_not_trained():
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_forward_pass_as_a_function_inside_an_eager_tape(pipelined):
-    inputs, labels = make_data()
-    layer = make_layer(pipeline_execution_with_tensor_core=pipelined)
-    expected = train_by_hand(layer, Subclassed(layer), inputs, labels, steps=3)
-    layer = make_layer(pipeline_execution_with_tensor_core=pipelined)
-    model = Subclassed(layer)
-    build_head(model)
-    model.call = tf.function(model.call)
-    after = train_by_hand(layer, model, inputs, labels, steps=3)
-    assert int(layer.step) == 3
-    assert_equal(after, expected, rtol=1e-4, atol=1e-6)
-
-
-@on("keras:3", tier="more")
 @pytest.mark.parametrize("kind", ["cond", "while"])
 def test_control_flow_that_the_tape_is_outside_of_is_an_error(kind):
     inputs, _ = make_data()
@@ -264,45 +249,6 @@ def test_loss_scale_does_not_reach_the_tables(legacy):
         model.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
         results[scaled] = tables_of(layer)
     assert_equal(results[True], results[False], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("outer", [False, True], ids=["eager", "graph"])
-def test_loss_scale_is_known_where_the_forward_pass_is_a_function(outer):
-    inputs, labels = make_data()
-    expected_layer = make_layer("sgd")
-    expected = train_by_hand(
-        expected_layer, Subclassed(expected_layer), inputs, labels, steps=3
-    )
-    layer = make_layer("sgd")
-    model = Subclassed(layer)
-    build_head(model)
-    forward = tf.function(model)
-    optimizer = keras.mixed_precision.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=256
-    )
-
-    def step(scaled):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(
-                keras.losses.mean_squared_error(
-                    labels[:, None], forward(inputs)
-                )
-            )
-            if scaled:
-                loss = fronts.scale_loss(optimizer, loss)
-        variables = model.trainable_variables
-        gradients = tape.gradient(loss, variables)
-        if scaled:
-            gradients = fronts.unscale(optimizer, gradients)
-        optimizer.inner_optimizer.apply_gradients(
-            zip(gradients, variables, strict=True)
-        )
-
-    if outer:
-        step = tf.function(step)
-    for scaled in (True, False, True):
-        step(scaled)
-    assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
 
 
 @on("keras:3", tier="more")

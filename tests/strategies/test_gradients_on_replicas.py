@@ -19,7 +19,6 @@ from gradient_scenarios import (
 )
 from plans import on
 from strategies.replicas import distribute
-from tfrs_embed.compat.strategies import is_tpu
 
 pytestmark = on("mirrored:2", "tpu:2x4", tier="nightly")
 
@@ -27,7 +26,7 @@ pytestmark = on("mirrored:2", "tpu:2x4", tier="nightly")
 UNFIT = {"in_a_branch"}
 
 
-def make_program(strategy, nested=False):
+def make_program(strategy):
     with strategy.scope():
         table = tfrs_embed.TableConfig("table", ROWS, DIM)
         layer = tfrs_embed.PartialTPUEmbedding(
@@ -45,7 +44,6 @@ def make_program(strategy, nested=False):
             layer,
             lambda: layer.trainable_variables,
             optimizer(legacy=True),
-            tf.function if nested else (lambda function: function),
         )
     return layer, program
 
@@ -98,30 +96,22 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     assert int(layer.step.numpy()) == 1
 
 
-@on(
-    "tpu:2x4",
-    when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
-)
+@on("tpu:2x4", when=lambda scenario: scenario.__name__ == "penalty")
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
+    when=lambda scenario: scenario.__name__ == "penalty",
 )
-@pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(
     "scenario",
     [s for s in SCENARIOS if s.__name__ not in UNFIT],
     ids=lambda s: s.__name__,
 )
-def test_a_table_is_as_a_variable_of_keras(strategy, scenario, nested):
+def test_a_table_is_as_a_variable_of_keras(strategy, scenario):
     name = scenario.__name__
-    if nested and name == "jacobian":
-        pytest.skip("TensorFlow can't repeat a function that updates")
-    if nested and is_tpu(strategy):
-        pytest.skip("refused: the emulated slice has a test of it")
     if name == "saliency":
         pytest.skip("its sum is of one replica")
-    layer, program = make_program(strategy, nested)
+    layer, program = make_program(strategy)
     steps = steps_of(strategy)
     for batch in steps:
         run(strategy, lambda ids, x: scenario(program, ids, x), batch)

@@ -74,7 +74,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
         self._replicas = replicas.of(options.strategy)
-        self.local_replicas = self._replicas.local
         self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None

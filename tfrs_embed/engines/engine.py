@@ -183,12 +183,9 @@ class Together(abc.ABC):
 
     Attributes:
         begins_early: whether the consensus on ids does a part of the lookup.
-        local_replicas: the number of replicas that train the tables in this
-            process.
     """
 
     begins_early = False
-    local_replicas: int
 
     @abc.abstractmethod
     def consensus(self, training: bool = False) -> Consensus | None:

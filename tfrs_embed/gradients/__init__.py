@@ -18,15 +18,11 @@ The mechanism:
    `engine.apply_gradients` if all have it.
 5. It returns zero: nothing is left for the model's optimizer.
 6. The backward function of a layer in a `tf.function` of its own is traced
-   once, for all passes.
-7. That function reads an `UpdateFlag`, a variable of the layer, when it runs;
-   each pass sets the flag before, and resets it after.
-8. A pass sets only flags of layers that its own tape has seen. A flag that no
-   pass has set raises an error.
-9. `loss_scale` has the loss of a `LossScaleOptimizer` tell the pass, so that
+   once, for all passes. It raises an error.
+7. `loss_scale` has the loss of a `LossScaleOptimizer` tell the pass, so that
    the tables' gradients are divided by the scale.
-10. `custom_gradients` lets custom gradients end with their graph, and so the
-    tables with their model.
+8. `custom_gradients` lets custom gradients end with their graph, and so the
+   tables with their model.
 
 The library patches these parts of TensorFlow and Keras for the whole process,
 but not at `import tfrs_embed`:

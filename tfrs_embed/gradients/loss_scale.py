@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import custom_gradients, kerases
-from tfrs_embed.gradients import flag, passes
+from tfrs_embed.gradients import passes
 
 
 @functools.cache
@@ -62,18 +62,10 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
                 # A ForwardAccumulator calls this while it records.
                 return gradient
             running = passes.here()
-            if running:
-                running[-1].scale(optimizer)
-                return gradient
-            # In a function's own gradient the passes are unknown.
-            for each in flag.of_graph(loss.graph):
-                raise NotImplementedError(
-                    f"Layer '{each.layer}': the loss is scaled in a "
-                    "tf.function that calls the layer, and the gradient is "
-                    "taken outside of it, so what to divide the tables' "
-                    "gradients by isn't known. Scale the loss in the function "
-                    "that takes the gradient."
-                )
+            # In a function's own gradient the passes are unknown, and no table
+            # can be updated.
+            if running and optimizer not in running[-1].scaled_by:
+                running[-1].scaled_by.append(optimizer)
             return gradient
 
         return tf.identity(loss), backward

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.gradients import passes
-from tfrs_embed.gradients.flag import NOT_ASKED, UNSAID, UpdateFlag
 
 
 class _Engine(Protocol):
@@ -41,12 +40,7 @@ class Lookup:
 
 
 class TableUpdate:
-    """Updates an engine's tables in the backward passes that ask for it.
-
-    Attributes:
-        flag: tells a function's own gradient whether to update.
-        saved_with: the options of the last SavedModel that holds the layer.
-    """
+    """Updates an engine's tables in the backward passes that ask for it."""
 
     def __init__(
         self, name: str, engine: _Engine, trigger: tf.Variable
@@ -54,11 +48,6 @@ class TableUpdate:
         self._name = name
         self._engine = engine
         self._trigger = trigger
-        together = engine.together
-        self.flag = UpdateFlag(
-            name, trigger, together.local_replicas if together else 1
-        )
-        self.saved_with: Any = None
 
     def differentiate(
         self,
@@ -80,6 +69,7 @@ class TableUpdate:
 
         Raises:
             RuntimeError: the lookup's gradient has updated the tables before.
+            ValueError: several optimizers have scaled the loss.
             NotImplementedError: they can't be updated in this graph, or a
                 `tf.autodiff.ForwardAccumulator` has a tangent of the weight.
         """
@@ -98,24 +88,13 @@ class TableUpdate:
         if in_branch and not running:
             # The branch's gradient is traced for the pass that asks for it.
             running = passes.all_passes()
-        # The lookup may be in a tf.function of its own, whose gradient is
-        # traced once, for all passes.
-        apart = lookup.graph is not graph and not running
-        if not apart and not (
+        elif lookup.graph is not graph and not running:
+            return self._refuse_function(trigger)
+        if not (
             passes.updates_allowed()
             and all(p.asks_for(self._trigger) for p in running)
         ):
             return tf.zeros_like(trigger)
-        if save_context.in_save_context() and not (
-            # Traced for a training step that is saved, or the SavedModel holds
-            # all of the layer.
-            passes.all_passes()
-            or self.saved_with is save_context.get_save_options()
-        ):
-            # `model.export` of Keras saves only variables of forward passes.
-            text = f"Layer '{self._name}' was exported to serve, not to train."
-            with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
-                return tf.zeros_like(trigger)
         self._require_once(lookup, graph, in_branch)
         gradients = [
             _as_vectors(gradient, feature.table.dim)
@@ -123,26 +102,50 @@ class TableUpdate:
                 given, self._engine.features, strict=True
             )
         ]
-        if apart:
-            # In such a function TensorFlow only runs operations that the
-            # gradients depend on, so the update has to be one operation that
-            # returns a gradient.
-            return tf.function(
-                lambda: self._apply_apart(residuals, gradients, trigger),
-                autograph=False,
-            )()
         if lookup.updated:
-            raise passes.duplicate_update_error(self._name)
-        lookup.updated = True
+            raise RuntimeError(
+                f"Layer '{self._name}': the gradient of one lookup is taken a "
+                "second time, by a persistent tape, or by several. Its tables "
+                "are updated in the backward pass, and would be twice. Ask for "
+                "the layer's gradients once, of the sum of all losses; other "
+                "gradients can be taken as often as wanted if the layer's "
+                "variables are not among the sources. See docs/gradients.md."
+            )
         # Inner passes have the loss scale of the outer ones.
-        scales = [p.scaled_by(self._name) for p in running]
-        scaled_by = next((s for s in scales[::-1] if s is not None), None)
-        if scaled_by is not None:
-            finite = _unscale(gradients, kerases.loss_scale(scaled_by))
-            if kerases.adapts_scale(scaled_by):
+        scaled = next((p.scaled_by for p in running[::-1] if p.scaled_by), [])
+        if len(scaled) > 1:
+            raise ValueError(
+                f"Layer '{self._name}': losses that different "
+                "LossScaleOptimizers scaled are differentiated together, so "
+                "what the tables' gradients are scaled by can't be known. Take "
+                "the gradient of each loss by itself."
+            )
+        lookup.updated = True
+        for optimizer in scaled:
+            finite = _unscale(gradients, kerases.loss_scale(optimizer))
+            if kerases.adapts_scale(optimizer):
                 return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
+
+    def _refuse_function(self, trigger: tf.Tensor) -> tf.Tensor:
+        """Raises a NotImplementedError in a function's own gradient.
+
+        TensorFlow traces that gradient once, for all passes: it can't depend on
+        their sources. For a SavedModel TensorFlow traces gradients that nothing
+        asks for, so there the error is raised when the gradient runs.
+        """
+        if not save_context.in_save_context():
+            raise NotImplementedError(
+                f"Layer '{self._name}' is called in a tf.function of its own, "
+                "and a gradient is taken outside of it, by which its tables "
+                "can't be trained. Call the layer in the function that takes "
+                "the gradient; or with training=False, if its tables are to "
+                "stay as they are. See docs/gradients.md."
+            )
+        text = [f"Layer '{self._name}' was exported to serve, not to train."]
+        with tf.control_dependencies([tf.debugging.Assert(False, text)]):
+            return tf.zeros_like(trigger)
 
     def _require_once(
         self, lookup: Lookup, graph: Any, in_branch: bool
@@ -185,47 +188,6 @@ class TableUpdate:
         if together := self._engine.together:
             good = together.all_agree(good)
         return tf.cond(good, update, lambda: infinite)
-
-    def _apply_apart(
-        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
-    ) -> tf.Tensor:
-        """Updates the tables in a function's own gradient, for many passes."""
-        if strategies.in_tpu_replica():
-            raise NotImplementedError(
-                f"Layer '{self._name}' is called in a tf.function of its own "
-                "in a TPU's program, which can't know the sources of a "
-                "gradient. Call the layer in the function that strategy.run "
-                "runs."
-            )
-        # The flag is set before this function receives gradients.
-        gradients = [tf.identity(g) for g in gradients]
-        with tf.control_dependencies(gradients):
-            scale = passes.read(self.flag)
-        said = tf.debugging.Assert(
-            tf.not_equal(scale, UNSAID),
-            [
-                f"Layer '{self._name}' is called in a tf.function of its own, "
-                "whose gradient is taken without saying whether it asks for "
-                "the layer's tables: by tf.gradients, a "
-                "tf.autodiff.ForwardAccumulator around the function, a tape "
-                "that doesn't watch the layer's variables, a function that was "
-                "loaded from a SavedModel, or another thread with the same "
-                "layer. Take it by a plain tape, or call the layer in the "
-                "function that takes the gradient. See docs/gradients.md."
-            ],
-        )
-        with tf.control_dependencies([said]):
-            scale = tf.identity(scale)
-
-        def update() -> tf.Tensor:
-            finite = _unscale(gradients, scale)
-            return self._apply_if(
-                finite | tf.equal(scale, 1.0), residuals, gradients, trigger
-            )
-
-        return tf.cond(
-            tf.equal(scale, NOT_ASKED), lambda: tf.zeros_like(trigger), update
-        )
 
 
 def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:

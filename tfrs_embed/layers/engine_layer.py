@@ -14,7 +14,6 @@ from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.custom_gradients import custom_gradient
-from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.engines.engine import Engine, LookupCall, Pipelined
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
@@ -107,9 +106,6 @@ class EngineLayer(Layer):
             self._update = TableUpdate(
                 self.name, self.engine, kerases.variable(self.gradient_trigger)
             )
-            # SavedModels must track all variables that their functions read.
-            for i, variable in enumerate(self._update.flag.variables):
-                self._track_trackable(variable, f"backward_{i}")
         super().build(input_shape)
 
     def call(
@@ -244,12 +240,6 @@ class EngineLayer(Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         self._drain_eagerly()
-        if (
-            save_type == "savedmodel"
-            and save_context.in_save_context()
-            and self._update is not None
-        ):
-            self._update.saved_with = save_context.get_save_options()
         return super()._trackable_children(save_type, **kwargs)
 
 
