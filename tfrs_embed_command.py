@@ -9,13 +9,11 @@ command is given.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
 import os
 import pathlib
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
 
@@ -29,10 +27,6 @@ COMMANDS = {
     "plan": (
         "tfrs_embed.tools.planner.command",
         "plan where tables go, and what a step will cost",
-    ),
-    "limits": (
-        "tfrs_embed.tools.commands.limits",
-        "find the limits that SparseCores of TPUs need",
     ),
     "tpu-check": (
         "tfrs_embed.tools.tpu_check.command",
@@ -61,15 +55,6 @@ exit status: 0: all is well. 1: the work failed, or a check found something.
 
 tfrs-embed COMMAND --help says more.
 """
-_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Copies lines, but those of TensorFlow's start.
-_FILTER = """
-import os, re, sys
-start = re.compile(rb"I\\d{4} |WARNING: All log messages before absl::")
-for line in sys.stdin.buffer:
-    if not start.match(line):
-        os.write(1, line)
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = next((each for each in given[:end] if each[:1] != "-"), None)
 
     def work() -> int:
-        if named in COMMANDS and _LOG_LEVEL not in environment:
-            _import_quietly()
+        if named in COMMANDS:  # TensorFlow is to log errors only.
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         parser = make_parser([named] if named in COMMANDS else [])
         if not given:
             parser.print_help()
@@ -144,33 +129,6 @@ def make_parser(commands: Collection[str]) -> argparse.ArgumentParser:
         else:
             added.add_parser(name, help=summary)
     return parser
-
-
-def _import_quietly() -> None:
-    """Imports TensorFlow, without the lines that it logs at each start."""
-    os.environ[_LOG_LEVEL] = "3"
-    if "tensorflow" in sys.modules:
-        return
-    # Some lines of TensorFlow 2.21 come in spite of the variable. A process
-    # filters them: if TensorFlow aborts this one, its last lines are passed on.
-    child = subprocess.Popen(
-        [sys.executable, "-ISc", _FILTER],
-        stdin=subprocess.PIPE,
-        stdout=2,
-        start_new_session=True,  # SIGINT must not end it before its input does.
-    )
-    assert child.stdin is not None
-    stderr = os.dup(2)
-    os.dup2(child.stdin.fileno(), 2)
-    child.stdin.close()
-    try:
-        importlib.import_module("tensorflow")
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        # It lives on if another process has the other end of its input.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1)
 
 
 def _version() -> str:

@@ -282,13 +282,6 @@ def test_limits(made):
     assert found.facts["stacks beyond limits"] == "0"
 
 
-def test_limits_as_the_command_prints_them(made, tmp_path):
-    value = json.loads((made / "limits.json").read_text())
-    path = tmp_path / "limits.json"
-    path.write_text(json.dumps({"report": value, "left_out": []}))
-    assert page(path).facts == page(made / "limits.json").facts
-
-
 def test_limits_that_are_too_low(made, tmp_path):
     value = json.loads((made / "limits.json").read_text())
     value["stacks"][0]["headroom_ids"] = -3
@@ -479,9 +472,6 @@ def _foreign_log(folder):
     return folder
 
 
-CONFIG = {"tables": [], "features": [], "batch_size": 1}
-
-
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -498,7 +488,7 @@ CONFIG = {"tables": [], "features": [], "batch_size": 1}
         (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
         (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
         (_write("plan", '{"x": 1}'), "'.*plan' is neither a plan's JSON"),
-        (_write("a.json", json.dumps(CONFIG)), "It looks like a model's file"),
+        (_write("a.json", '{"tables": []}'), "is neither a plan's JSON"),
         (
             _write("a.json", '{"per_replica": 1}'),
             r"'.*a.json': plan lacks the fields \['replicas', 'hardware'",

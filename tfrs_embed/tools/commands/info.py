@@ -10,13 +10,12 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.tools.command_line import FINE, add_command
 
@@ -64,11 +63,9 @@ def add_parser(commands: Any) -> None:
         "processor, memory, devices, which Keras tf.keras is, whether compiled "
         "kernels are in use, and environment variables that this package or "
         "TensorFlow reads. TF_CONFIG has the names of a cluster's hosts. It "
-        "shows no other variables, whatever their names begin with.",
-        "tfrs-embed info\ntfrs-embed info --json > info.json",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of text"
+        "shows no other variables, whatever their names begin with. It prints "
+        "JSON.",
+        "tfrs-embed info > info.json",
     )
     parser.set_defaults(run=run)
 
@@ -78,11 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     `args.environment` has the variables that the command began with.
     """
-    found = gather(args.environment)
-    if args.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(as_text(found))
+    print(json.dumps(gather(args.environment), indent=2))
     return FINE
 
 
@@ -100,7 +93,7 @@ def gather(environment: Mapping[str, str]) -> dict[str, Any]:
         "versions": _versions(),
         "platform": platform.platform(),
         "cpu": _cpu(),
-        "memory": {"total": _memory(), "limit": _memory_limit()},
+        "memory": _memory(),
         "devices": devices,
         "tf.keras": {**_tf_keras(), _LEGACY: environment.get(_LEGACY)},
         "kernels": dataclasses.asdict(kernels.status()),
@@ -147,16 +140,13 @@ def _cpu() -> dict[str, Any]:
 
 def _cpuinfo() -> dict[str, str]:
     """Returns the fields of the first processor, on Linux."""
-    lines = (_read("/proc/cpuinfo") or "").partition("\n\n")[0].splitlines()
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    lines = text.partition("\n\n")[0].splitlines()
     pairs = (line.partition(":") for line in lines)
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _read(path: str) -> str | None:
-    try:
-        return pathlib.Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return None
 
 
 def _memory() -> int | None:
@@ -164,19 +154,6 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # On Windows.
         return None
-
-
-def _memory_limit() -> int | None:
-    """Returns the memory limit of the container, if there is one."""
-    for path in (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ):
-        text = (_read(path) or "").strip()
-        # Version 1 of cgroups has a very large number in place of no limit.
-        if text.isdecimal() and int(text) < (_memory() or 2**62):
-            return int(text)
-    return None
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -198,48 +175,3 @@ def _tf_keras() -> dict[str, str | None]:
     except (ImportError, AttributeError) as error:
         return {"version": None, "error": str(error)}
     return {"package": package, "version": version}
-
-
-def as_text(found: Mapping[str, Any]) -> str:
-    """Returns the result of `gather` as lines of a name and a value."""
-    lines = list(_lines(found))
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, version in found["versions"].items():
-        yield name, version or "not installed"
-    yield "platform", found["platform"]
-    cpu, memory = found["cpu"], found["memory"]
-    yield "CPU", cpu["name"] or cpu["machine"]
-    yield "instruction sets", " ".join(cpu["instruction_sets"]) or "not known"
-    usable = f", {cpu['usable_cores']} of them for this process"
-    yield (
-        "cores",
-        f"{cpu['cores']}" + usable * (cpu["usable_cores"] != cpu["cores"]),
-    )
-    total, limit = memory["total"], memory["limit"]
-    text = "not known" if total is None else format_bytes(total)
-    if limit is not None:
-        text += f", of which {format_bytes(limit)} may be taken"
-    yield "memory", text
-    for device in found["devices"]:
-        more = [v for k, v in device.items() if k not in ("name", "type")]
-        yield "device", "  ".join([device["name"], *more])
-    if not any(device["type"] != "CPU" for device in found["devices"]):
-        yield "GPUs and TPUs", "none that TensorFlow sees"
-    keras = found["tf.keras"]
-    legacy = keras[_LEGACY]
-    given = f"{_LEGACY} is " + ("not set" if legacy is None else repr(legacy))
-    yield (
-        "tf.keras",
-        f"{keras['package']} {keras['version']} ({given})"
-        if keras["version"]
-        else f"can't be imported ({given}): {' '.join(keras['error'].split())}",
-    )
-    yield "kernels", found["kernels"]["reason"]
-    for name, value in found["environment"].items():
-        yield "environment", f"{name}={value}"
-    if not found["environment"]:
-        yield "environment", "none of the variables that are shown is set"

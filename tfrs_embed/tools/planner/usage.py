@@ -25,7 +25,6 @@ from tfrs_embed.tools.planner.traffic import bag_size
 _HEAD = 4096
 _BIN = 1.01
 # The golden ratio's multiples modulo 1 are far apart.
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,28 +123,6 @@ def zipf_unique(
     variance = float((counts * absent * (1.0 - absent)).sum())
     # A draw has at least one id, whatever the rounding.
     return min(max(mean, min(draws, 1.0)), float(rows), draws), variance
-
-
-def zipf_draws(
-    rows: int, exponent: float, draws: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draws ids by a Zipf law, [draws]; frequent ids are anywhere."""
-    p, counts = _zipf_law(rows, exponent)
-    upper = np.cumsum(p * counts)
-    picked = np.searchsorted(
-        upper, generator.random(draws) * upper[-1], side="right"
-    )
-    picked = np.minimum(picked, len(counts) - 1)
-    size = counts.astype(np.int64)
-    start = np.cumsum(size) - size
-    ranks = start[picked] + generator.integers(size[picked])
-    # Permute: neighbours in rank are far apart, as after hashing.
-    step = max(1, round(rows * _GOLDEN))
-    while math.gcd(step, rows) > 1:
-        step += 1
-    if rows < 2**31:
-        return ranks * step % rows
-    return np.asarray(ranks.astype(object) * step % rows, np.int64)
 
 
 def _zipf_law(

@@ -73,9 +73,6 @@ def _json(path: str) -> Part:
         raise ValueError(f"There is no file '{path}'.") from None
     except ValueError as error:
         raise ValueError(f"'{path}' is not JSON: {error}.") from None
-    if isinstance(value, dict) and "report" in value:
-        value = value["report"]  # tfrs-embed limits --json writes it there.
-        text = json.dumps(value)
     fields = set(value) if isinstance(value, dict) else set()
     try:
         if "per_replica" in fields:
@@ -84,15 +81,9 @@ def _json(path: str) -> Part:
             return limits.limits(path, text)
     except ValueError as error:
         raise ValueError(f"'{path}': {error}") from None
-    hint = ""
-    if {"tables", "features"} <= fields:
-        hint = (
-            " It looks like a model's file: make a plan of it first, with "
-            "tfrs-embed plan CONFIG.json --output PLAN.json."
-        )
     raise ValueError(
         f"'{path}' is neither a plan's JSON (Plan.to_json, plan --output) nor "
-        f"a limits report's (LimitsReport.to_json, limits --json).{hint}"
+        "a limits report's (LimitsReport.to_json)."
     )
 
 
