@@ -356,8 +356,9 @@ class TableHolder(Layer):
 
         Raises:
             ValueError: the layer waits for a batch to make its tables, or the
-                sample is below 1, or a batch doesn't fit the layer.
-            TypeError: the sample or ids of a batch are of a wrong kind.
+                sample isn't an integer of at least 1, or a batch doesn't fit
+                the layer.
+            TypeError: ids of a batch are of a wrong kind.
         """
         # Imported here because training doesn't need it.
         from tfrs_embed.tools.monitoring.monitor import TableMonitor

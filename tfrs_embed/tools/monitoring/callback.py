@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import integer, integer_or_none
 from tfrs_embed.tools.monitoring.log import StatisticsLog
 from tfrs_embed.tools.monitoring.monitor import (
     TableMonitor,
     is_layer,
-    positive,
     table_names,
 )
-from tfrs_embed.tools.monitoring.projector import (
-    check_labels,
-    worker_number,
-    write_projectors,
-)
+from tfrs_embed.tools.monitoring.projector import worker_number
 from tfrs_embed.tools.monitoring.reports import StatisticsReport
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES
 
@@ -59,15 +55,12 @@ class TableStatistics(kerases.Hooks):
         batches: global batches of the layer's inputs, without labels. Each
             report counts the lookups of the first 32. None: no lookups are
             counted. The model must have one layer with tables.
-        labels: by the table's name, the labels of its first rows. At the end of
-            training these rows are written for TensorBoard's projector.
 
     Attributes:
         reports: the last report of each layer.
 
     Raises:
-        TypeError: `every` or `sample` is not an integer.
-        ValueError: one of them is below 1.
+        ValueError: `every` or `sample` is not an integer of at least 1.
     """
 
     def __init__(
@@ -78,19 +71,17 @@ class TableStatistics(kerases.Hooks):
         *,
         sample: int | None = 10_000,
         batches: Any = None,
-        labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self._every = positive(every, "every")
+        self._every = integer(every, "every")
         self._log_dir = log_dir
         self._tables = None if tables is None else list(tables)
-        self._sample = None if sample is None else positive(sample, "sample")
+        self._sample = integer_or_none(sample, "sample")
         # An iterator has batches for one report only.
         self._batches = (
             list(itertools.islice(batches, MOST_BATCHES))
             if isinstance(batches, Iterator)
             else batches
         )
-        self._labels = dict(labels or {})
         self.reports: list[StatisticsReport] = []
         self._model: Any = None
         self._steps: int | None = None
@@ -113,8 +104,8 @@ class TableStatistics(kerases.Hooks):
 
         Raises:
             ValueError: the model has no layer with tables, no table of a name
-                in `tables` or `labels`, or several layers with tables for one
-                list of batches; or a table can't have its labels.
+                in `tables`, or several layers with tables for one list of
+                batches.
         """
         self._begin()
         layers = self._layers()
@@ -124,14 +115,12 @@ class TableStatistics(kerases.Hooks):
                 "TableStatistics can measure."
             )
         known = [n for layer in layers for n in table_names(layer)]
-        for name in [*(self._tables or ()), *self._labels]:
+        for name in self._tables or ():
             if name not in known:
                 raise ValueError(
                     f"Model '{self._model.name}' has no table '{name}'; its "
                     f"tables are {known}."
                 )
-        for layer, labels in self._labelled():
-            check_labels(layer, labels)
         if self._batches is not None and len(layers) > 1:
             raise ValueError(
                 "TableStatistics counts lookups of batches for one layer; "
@@ -162,8 +151,6 @@ class TableStatistics(kerases.Hooks):
     def on_train_end(self, logs: Any = None) -> None:
         if {each.step for each in self.reports} != {self._step}:
             self._report()
-        if self._labels:
-            write_projectors(self._log_dir, self._labelled())
         if self._log is not None:
             self._log.close()
 
@@ -183,15 +170,6 @@ class TableStatistics(kerases.Hooks):
             report = monitor.measure(self._step, self._batches)
             self._log.write(report)
             self.reports.append(report)
-
-    def _labelled(self) -> list[tuple[Any, dict[str, Sequence[str]]]]:
-        """Returns layers with labelled tables, and these tables' labels."""
-        found = []
-        for layer in self._layers():
-            names = [n for n in self._labels if n in table_names(layer)]
-            if names:
-                found.append((layer, {n: self._labels[n] for n in names}))
-        return found
 
     def _layers(self) -> list[Any]:
         """Returns the model's layers with tables, each once."""

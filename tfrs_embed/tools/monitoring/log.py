@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.tools.monitoring.reports import StatisticsReport, TableReport
+from tfrs_embed.tools.monitoring.reports import StatisticsReport, flatten
 
 #: The name of the first worker's file; other workers' names have a suffix.
 FILE = "tables.jsonl"
@@ -19,7 +18,7 @@ class StatisticsLog:
     """Writes reports to a folder.
 
     `tables.jsonl` has a line for each report; TensorBoard's files have scalars
-    "tables/<layer>/<table>/...", and histograms.
+    "tables/<layer>/<table>/<field>".
 
     Args:
         folder: the folder, in any file system of TensorFlow. It is made if it
@@ -43,20 +42,18 @@ class StatisticsLog:
         line = json.dumps(report.to_dict(), allow_nan=False) + "\n"
         with tf.io.gfile.GFile(self._path, "a") as file:
             file.write(line)
-        replicas = f"replicas/{report.layer}"
         with (
             tf.init_scope(),
             tf.device("CPU:0"),
             self._writer.as_default(report.step),
         ):
-            for table in report.tables:
-                _write_table(f"tables/{report.layer}/{table.table}", table)
-            for each in report.replicas:
-                where = f"{replicas}/{each.replica}"
-                _scalar(f"{where}/unique_keys", each.unique_keys)
-                _scalar(f"{where}/bytes", each.bytes)
-            if report.imbalance is not None:
-                _scalar(f"{replicas}/imbalance", report.imbalance)
+            for tag, value in _scalars(report).items():
+                # tf.summary.scalar needs TensorBoard to be installed.
+                metadata = tf.compat.v1.SummaryMetadata(data_class=1)
+                metadata.plugin_data.plugin_name = "scalars"
+                tf.summary.write(
+                    tag, tf.constant(value, tf.float32), metadata=metadata
+                )
             self._writer.flush()
 
     def close(self) -> None:
@@ -64,55 +61,22 @@ class StatisticsLog:
         self._writer.close()
 
 
-def _write_table(where: str, table: TableReport) -> None:
-    numbers: dict[str, Any] = {
-        "bytes": table.bytes,
-        "rows": table.rows,
-        "nonfinite_rows": table.nonfinite_rows,
-        "untouched_share": table.untouched_share,
-        "changed_share": table.changed_share,
+def _scalars(report: StatisticsReport) -> dict[str, float]:
+    """Returns all numbers of a report, by TensorBoard's tags."""
+    found = report.to_dict()
+    objects = {
+        **{f"tables/{report.layer}/{t['table']}": t for t in found["tables"]},
+        **{
+            f"replicas/{report.layer}/{r['replica']}": r
+            for r in found["replicas"]
+        },
+        f"replicas/{report.layer}": {"imbalance": found["imbalance"]},
     }
-    numbers |= {f"idle_{n}": share for n, share in table.idle_shares.items()}
-    for kind in ("norms", "update_norms"):
-        found = getattr(table, kind)
-        if found:
-            numbers |= {f"{kind}/{p}": found[p] for p in (0.01, 0.5, 0.99)}
-            _histogram(f"{where}/{kind}", found)
-    for kind in ("lookups", "keys"):
-        if part := getattr(table, kind):
-            found = dict(vars(part))
-            curve = found.pop("top_shares")
-            numbers |= {f"{kind}/{k}": v for k, v in found.items()}
-            numbers |= {f"{kind}/top_share_{p:g}": v for p, v in curve.items()}
-    for name, value in numbers.items():
-        if value is not None:
-            _scalar(f"{where}/{name}", value)
-
-
-def _metadata(plugin: str, kind: Any) -> Any:
-    metadata = tf.compat.v1.SummaryMetadata(data_class=kind)
-    metadata.plugin_data.plugin_name = plugin
-    return metadata
-
-
-def _scalar(tag: str, value: float) -> None:
-    # tf.summary.scalar needs TensorBoard to be installed.
-    tf.summary.write(
-        tag, tf.constant(value, tf.float32), metadata=_metadata("scalars", 1)
-    )
-
-
-def _histogram(tag: str, found: Mapping[float, float]) -> None:
-    """Writes quantiles as TensorBoard's buckets: left, right, share."""
-    buckets = [
-        [found[low], found[high], high - low]
-        for low, high in zip(list(found), list(found)[1:], strict=False)
-    ]
-    tf.summary.write(
-        tag,
-        tf.constant(buckets, tf.float64),
-        metadata=_metadata("histograms", 2),
-    )
+    return {
+        tag: value
+        for tag, value in flatten(objects).items()
+        if isinstance(value, int | float)
+    }
 
 
 def read_log(folder: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
-from tfrs_embed.compat.arguments import as_int
+from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.dynamic import DynamicTable
 from tfrs_embed.storage.state import TableState
@@ -78,9 +78,9 @@ class TableMonitor:
             None: all, in blocks.
 
     Raises:
-        TypeError: the layer has no tables that can be measured, or `sample` is
-            not an integer.
-        ValueError: there is no table of a name, or the sample is below 1.
+        TypeError: the layer has no tables that can be measured.
+        ValueError: there is no table of a name, or `sample` is not an integer
+            of at least 1.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TableMonitor:
                 "TableMonitor needs a layer with tables in engines, such as "
                 f"PartialTPUEmbedding, got {type(layer).__name__}."
             )
-        self._sample = None if sample is None else positive(sample, "sample")
+        self._sample = integer_or_none(sample, "sample")
         self._layer = layer
         known = table_names(layer)
         for name in tables or ():
@@ -257,16 +257,6 @@ def _with_keys(
 def is_layer(layer: Any) -> bool:
     """Whether a layer has tables that can be measured."""
     return hasattr(layer, "_engine_layer") and hasattr(layer, "statistics")
-
-
-def positive(value: Any, what: str) -> int:
-    """Returns an integer argument; raises an error if it is below 1."""
-    number = as_int(value)
-    if number is None:
-        raise TypeError(f"{what} must be an integer, got {value!r}.")
-    if number < 1:
-        raise ValueError(f"{what} must be at least 1, got {number}.")
-    return number
 
 
 def table_names(layer: Any) -> list[str]:

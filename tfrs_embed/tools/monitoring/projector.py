@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,26 +44,10 @@ def write_projector(
         ValueError: the layer has no table of a name, or the table has
             `DynamicKeys`, no labels, or fewer rows than labels.
     """
-    check_labels(layer, labels)
-    write_projectors(folder, [(layer, labels)])
-
-
-def write_projectors(
-    folder: Any, layers: Iterable[tuple[Any, Mapping[str, Sequence[str]]]]
-) -> None:
-    """Writes tables of several layers, given with their tables' labels.
-
-    See `write_projector`; the labels were checked.
-    """
+    _check_labels(layer, labels)
     folder = make_folder(folder)
-    chosen = [
-        (layer, name, labels[name])
-        for layer, labels in layers
-        for name in labels
-    ]
-    names = [name for _, name, _ in chosen]
     config = ""
-    for i, (layer, name, given) in enumerate(chosen):
+    for i, (name, given) in enumerate(labels.items()):
         size = min(len(given), PROJECTED_ROWS)
         table = layer.embedding_tables[name]
         held = table if isinstance(table, Rows) else VariableRows(name, table)
@@ -76,11 +60,9 @@ def write_projectors(
         _write(folder, f"projector_{i}.tsv", text.getvalue())
         lines = [" ".join(str(x).split()) + "\n" for x in given[:size]]
         _write(folder, f"projector_{i}_labels.tsv", "".join(lines))
-        # Two layers may have tables of one name.
-        shown = name if names.count(name) == 1 else f"{layer.name}/{name}"
         config += (
             "embeddings {\n"
-            f"  tensor_name: {json.dumps(shown, ensure_ascii=False)}\n"
+            f"  tensor_name: {json.dumps(name, ensure_ascii=False)}\n"
             f'  tensor_path: "projector_{i}.tsv"\n'
             f'  metadata_path: "projector_{i}_labels.tsv"\n'
             "}\n"
@@ -101,8 +83,7 @@ def worker_number() -> int:
     return int(resolver.task_id or 0) if resolver is not None else 0
 
 
-def check_labels(layer: Any, labels: Mapping[str, Sequence[str]]) -> None:
-    """Checks the labels of a layer's tables; see `write_projector`."""
+def _check_labels(layer: Any, labels: Mapping[str, Sequence[str]]) -> None:
     specs = {t.name: t for t in layer._spec.tables}
     for name, given in labels.items():
         if name not in specs:

@@ -231,6 +231,17 @@ class StatisticsReport(Mapping[str, TableReport]):
         return "\n".join(text_table(head, lines, {"table"}))
 
 
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by their paths, such as "norms/0.5"."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}/")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 #: The probabilities of quantiles, from the minimum to the maximum.
 PROBABILITIES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 #: The shares of rows of which `top_shares` reports the share of lookups.

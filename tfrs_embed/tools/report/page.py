@@ -14,6 +14,7 @@ from typing import Any
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.version import __version__
+from tfrs_embed.tools.monitoring.reports import flatten
 from tfrs_embed.tools.report.pictures import Picture, bars, lines
 
 Record = Mapping[str, Any]
@@ -87,7 +88,7 @@ def sections(
         x_label: the name of x, such as "step".
     """
     flat = {
-        name: {x: _flat(records[x]) for x in sorted(records)}
+        name: {x: flatten(records[x]) for x in sorted(records)}
         for name, records in found.items()
     }
     last = {name: list(records.values())[-1] for name, records in flat.items()}
@@ -109,16 +110,6 @@ def sections(
             found_pictures = [each for each in drawn if each is not None]
             made.append(table(title, kind, rows, pictures=found_pictures))
     return made
-
-
-def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}/")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _picture(
