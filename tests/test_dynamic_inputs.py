@@ -511,18 +511,6 @@ def test_tables_with_keys_are_not_loaded_as_arrays():
         layer.load_tables({"ids": np.ones([4, 2])})
 
 
-def test_xla_is_refused():
-    layer = make()
-    layer.build(None)
-
-    @tf.function(jit_compile=True)
-    def look_up(ids):
-        return layer({"f": ids})
-
-    with pytest.raises(NotImplementedError, match=r"table 'ids'.*DynamicKeys"):
-        look_up(tf.constant([1], tf.int64))
-
-
 class TestDynamicEmbedding:
     @pytest.mark.parametrize(
         ("arguments", "error", "text"),

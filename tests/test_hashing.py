@@ -11,7 +11,6 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers, only_keras_2
 from hashed_cases import (
-    CATEGORIES,
     DIM,
     HASHINGS,
     ROWS,
@@ -304,33 +303,6 @@ def test_a_call_may_leave_hashed_features_out():
     both = layer({"city": [7], "item": [5]}, partial=True)
     [city] = layer({"city": [7]}, partial=True).values()
     np.testing.assert_array_equal(both["city"], city)
-
-
-@pytest.mark.parametrize("invalid_ids", ["error", "zero"])
-def test_quotients_in_a_compiled_function(invalid_ids):
-    hashing = HASHINGS["mult"]
-    layer = layers.PartialTPUEmbedding(
-        feature_of(hashing, "combined", "sqrtn"),
-        SGD(0.1),
-        size_threshold=0,
-        invalid_ids=invalid_ids,
-    )
-    ids = tf.constant([[5, 7, 59], [3, CATEGORIES, 5], [1, 1, 1], [2, 3, 4]])
-    compiled = tf.function(layer, jit_compile=True)(ids)
-    for row in (0, 2, 3):
-        valid = tf.repeat(ids[row][None], 4, 0)
-        np.testing.assert_allclose(compiled[row], layer(valid)[row], rtol=1e-5)
-    if invalid_ids == "error":
-        assert np.isnan(compiled[1]).all()
-        with pytest.raises(tf.errors.InvalidArgumentError, match="id 60"):
-            layer(ids)
-    else:
-        np.testing.assert_allclose(compiled[1], layer(ids)[1], rtol=1e-5)
-    other = layers.PartialTPUEmbedding(
-        feature_of(Hash(), "dense"), SGD(0.1), size_threshold=0
-    )
-    with pytest.raises(NotImplementedError, match=r"Feature.*hashes.*jit_comp"):
-        tf.function(other, jit_compile=True)(tf.constant([1]))
 
 
 def test_the_fewest_collisions_that_fit():

@@ -461,16 +461,6 @@ def test_rows_of_two_bytes_decay_and_round_once(dtype):
     )
 
 
-def test_a_norm_of_many_rows_is_an_error_inside_xla():
-    layer = make_layer(new.SGD(0.1, clipnorm=1.0))
-    layer.build(None)
-    before = state(layer)
-    step = tf.function(train, jit_compile=True)
-    with pytest.raises(NotImplementedError, match=r"clipnorm .* jit_compile"):
-        step(layer, tf.constant([0, 1]), tf.ones([2, 3]))
-    assert_unchanged(layer, before)
-
-
 @pytest.mark.parametrize(
     "make", [lambda: new.Adam(SCHEDULE), lambda: legacy.SGD(0.3, decay=0.5)]
 )

@@ -299,15 +299,3 @@ def test_a_part_of_preprocessed_ids():
         np.testing.assert_array_equal(outputs[name], whole[name])
     shapes = layer.compute_output_shape({"item": (3,)})
     assert shapes == {"item": tf.TensorShape([3, 4])}
-
-
-def test_a_part_inside_xla_is_an_error():
-    layer = make_layer()
-    layer(IDS)
-
-    @tf.function(jit_compile=True)
-    def step(ids):
-        return layer({"user": ids}, partial=True)
-
-    with pytest.raises(NotImplementedError, match="calls with partial=True"):
-        step(IDS["user"])

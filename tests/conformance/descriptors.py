@@ -33,8 +33,6 @@ KINDS = {
     "ragged_shaped": {"output_shape": (BATCH,)},
     "ragged_positions": {"output_shape": (BATCH, 4)},
 }
-#: Those that XLA compiles: of static shapes.
-DENSE = ("scalar", "dense", "matrix", "combined", "combined_cube")
 #: Three for all, where the kinds are not what is tested: tracing features is
 #: what most of these tests' time goes to.
 FEW = ("dense", "ragged", "sparse_sequence")
@@ -99,10 +97,6 @@ OPTIMIZERS = {
         _optimizer("FTRL", beta=0.1), row_clipnorm=0.25
     ),
 }
-#: Those that XLA compiles: not where a norm is of many rows.
-COMPILED = tuple(
-    name for name, o in OPTIMIZERS.items() if "clipnorm" not in o.options
-)
 #: The last case of each update rule that TPUs have.
 RULES = tuple(
     [*row.cases][-1]

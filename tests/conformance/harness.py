@@ -209,7 +209,7 @@ def trainer(strategy, layer, training=True, mode="function"):
         strategy: the layer's.
         layer: what maps ids and weights to activations, by feature.
         training: whether to train, or only to look up.
-        mode: "eager", "function" or "compiled"; under a strategy "function".
+        mode: "eager" or "function"; under a strategy "function".
     """
 
     def replica_step(ids, weights, gradients):
@@ -225,11 +225,7 @@ def trainer(strategy, layer, training=True, mode="function"):
     if strategy is tf.distribute.get_strategy():  # TensorFlow's default.
         run = replica_step
         if mode != "eager":
-            run = tf.function(
-                replica_step,
-                reduce_retracing=True,
-                jit_compile=mode == "compiled" or None,
-            )
+            run = tf.function(replica_step, reduce_retracing=True)
 
         def step_alone(batches):
             [(ids, weights, gradients)] = batches

@@ -12,8 +12,6 @@ import pytest
 import tensorflow as tf
 
 from conformance.descriptors import (
-    COMPILED,
-    DENSE,
     ENGINES,
     FEW,
     KINDS,
@@ -39,9 +37,6 @@ from plans import has_kernels, on
 from tfrs_embed import kernels
 from tfrs_embed.distribution.row_exchange import TwoStages
 
-# XLA adds up in an order of its own.
-XLA = {"rtol": 2e-4, "atol": 2e-5}
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -53,7 +48,7 @@ class Case:
         combiner: the tables'.
         weighted: whether ids have weights.
         kinds: of ids.
-        mode: how a step runs: "eager", "function" or "compiled".
+        mode: how a step runs: "eager" or "function".
         steps: how many are trained.
         tables: a name in TABLES, whose tables have optimizers of their own;
             None: `large_and_small()`.
@@ -76,7 +71,7 @@ class Case:
     nightly: bool = False
 
     def __str__(self):
-        kinds = {tuple(KINDS): "all_kinds", DENSE: "dense", FEW: "few"}
+        kinds = {tuple(KINDS): "all_kinds", FEW: "few"}
         words = [
             self.engine,
             self.optimizer,
@@ -130,9 +125,7 @@ class Case:
 
     @property
     def tolerance(self):
-        if self.dtype != "float32":
-            return ONE_STEP[self.dtype]
-        return XLA if self.mode == "compiled" else {}
+        return {} if self.dtype == "float32" else ONE_STEP[self.dtype]
 
 
 def nightly(*cases):
@@ -242,10 +235,6 @@ def case(request):
             Case("dynamic", "sgd", "mean", mode="eager"),
         ),
         Case("arrays", "sgd", mode="eager"),
-        *(
-            Case("partial_small", "sgd", "mean", w, DENSE, "compiled")
-            for w in (False, True)
-        ),
     ],
     replicas=[Case(e, "sgd", kinds=FEW) for e in ("keras", "sharded_small")],
     tpu=[Case(e, "sgd", kinds=FEW) for e in ("sparse_small", "dense_keras")],
@@ -286,7 +275,6 @@ def test_lookup(case, strategy):
             Case("partial", kinds=FEW, steps=3, dtype="bfloat16"),
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),
         ),
-        Case("partial", kinds=("matrix",), mode="compiled", dtype="bfloat16"),
         Case("arrays", steps=3),
         Case("arrays", "adam", kinds=FEW, mode="eager"),
         Case("arrays", "row_wise_adagrad", kinds=FEW, dtype="bfloat16"),
@@ -295,26 +283,6 @@ def test_lookup(case, strategy):
             for optimizer in OPTIMIZERS
         ),
         Case("distributed_dynamic", kinds=FEW),
-        Case("partial", "adagrad", "mean", True, DENSE, "compiled", 3),
-        Case("partial", "adagrad", "sqrtn", False, DENSE, "compiled", 3),
-        *(
-            Case(
-                "partial",
-                optimizer,
-                "sum",
-                False,
-                ("matrix", "combined"),
-                "compiled",
-                3,
-            )
-            for optimizer in COMPILED
-        ),
-        Case(
-            "distributed",
-            "adam",
-            kinds=("dense", "matrix", "combined_cube"),
-            mode="compiled",
-        ),
     ],
     replicas=[
         Case("sharded"),
@@ -481,7 +449,6 @@ def test_reading_tables_applies_pending_updates(case, strategy):
                 for combiner in ("sum", "mean", "sqrtn")
             )
         ),
-        Case("keras", kinds=DENSE, mode="compiled"),
     ],
 )
 def test_gradients_of_keras_tables(case, strategy):
@@ -498,8 +465,6 @@ def test_gradients_of_keras_tables(case, strategy):
         found = tape.gradient(loss, layer.embedding_tables)
         return {k: tf.convert_to_tensor(g) for k, g in found.items()}
 
-    if case.mode == "compiled":
-        step = tf.function(step, jit_compile=True)
     found = step(tensors(ids), tensors(weights))
     sums = reference.row_gradients(ids, weights, gradients)
     tolerance = case.tolerance or {"rtol": 2e-5, "atol": 2e-5}
@@ -518,8 +483,6 @@ def test_gradients_of_keras_tables(case, strategy):
             Case("keras", "adam", mode="eager"),
             Case("distributed", "adam", mode="eager"),
         ),
-        Case("keras", "adam", kinds=DENSE, mode="compiled"),
-        Case("partial", "adam", "mean", False, DENSE, "compiled"),
     ],
     replicas=[
         *(

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
-from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.norms import norm_factors
@@ -190,8 +189,7 @@ class DynamicEngine(OneDeviceEngine):
 
 
 def refuse_to_trace(name: str) -> None:
-    """Raises an error in XLA and in SavedModels, which have no keys."""
-    refuse_in_xla("Tables with DynamicKeys")
+    """Raises an error in SavedModels, which have no keys."""
     if save_context.in_save_context():
         raise RuntimeError(
             f"{name} has tables with DynamicKeys, which only "

@@ -11,11 +11,10 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import AutoTrackable
-from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.norms import Factors
-from tfrs_embed.ops import backend, concat_gradients, rounding, xla
+from tfrs_embed.ops import backend, concat_gradients, rounding
 from tfrs_embed.ops.bags import BaggedIds, bags_of_rows, id_dtype
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
@@ -247,10 +246,7 @@ class Shard:
         with tf.control_dependencies(
             graphs.here([*after, *gradients.matrices])
         ):
-            bags = (
-                b for of_table in contributions.values() for b in of_table.bags
-            )
-            self.step.assign_add(xla.updates(bags))
+            self.step.assign_add(1)
             if deferred is not None:
                 # A replica may have no table.
                 deferred.rates.assign(tf.stack(rates) if rates else [])
@@ -268,7 +264,6 @@ class Shard:
         deferred = self.deferred
         if deferred is None:
             return
-        refuse_in_xla("Pipelined updates of tables")
 
         def apply() -> tf.Operation:
             rates = [deferred.rates[i] for i in range(len(self._distinct))]
@@ -347,7 +342,6 @@ class Shard:
         self, contributions: dict[str, GradientContributions], factors: Factors
     ) -> dict[str, GradientContributions]:
         """Clips gradients by norms over many rows, and sums those by row."""
-        refuse_in_xla("clipnorm and global_clipnorm of tables")
         squares: dict[str, tf.Tensor] = {}
         sums = {}
         for name, of_table in contributions.items():

@@ -126,12 +126,6 @@ def operations(device: str | None) -> Any:
         return None
     if not device and tf.config.list_logical_devices("GPU"):
         return None
-    # Not at the top: kernels.build imports this module, and must work without
-    # the rest of the package.
-    from tfrs_embed.compat.strategies import in_xla
-
-    if in_xla():
-        return None  # XLA has TensorFlow's operations only.
     found, module = _load()
     if module is None:
         logging.log_first_n(logging.INFO, "tfrs_embed: %s", 1, found.reason)

@@ -144,12 +144,8 @@ class TableLayer(TableHolder):
                 if self._keras_layer(f.table.name) is None
                 for _ in f.lookups
             ]
-            if any(there) and not all(there):
-                strategies.refuse_in_xla(
-                    f"Layer '{self.name}': calls with partial=True"
-                )
-                if isinstance(engine, FixedBatches):
-                    engine.require_all(there)
+            if isinstance(engine, FixedBatches) and any(there):
+                engine.require_all(there)
         return _Inputs(
             given,
             [features[i] for i in given],

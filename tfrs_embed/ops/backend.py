@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed import kernels
+from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.ops.compiled import Compiled, Portable
 from tfrs_embed.ops.stock import Stock
 
@@ -18,7 +19,11 @@ def of(device: str | None, training: bool) -> Stock:
         device: the rows' device; None or empty: TensorFlow chooses.
         training: whether this is part of a training step. Other graphs may be
             exported to machines without kernels.
+
+    Raises:
+        NotImplementedError: inside `tf.function(jit_compile=True)`.
     """
+    refuse_in_xla("Lookups in embedding tables")
     module = kernels.operations(device)
     if module is None:
         return _STOCK

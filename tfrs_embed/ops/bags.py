@@ -26,26 +26,13 @@ def id_dtype(table: TableSpec) -> tf.DType:
     return tf.int64 if large else tf.int32
 
 
-class Validity(NamedTuple):
-    """Which ids are valid, inside XLA, where no operation can raise.
-
-    Attributes:
-        mask: [n] bool, the ids in the table.
-        all_valid: scalar bool, the same for all features of a call. If false,
-            the call trains nothing and invalid ids give NaN instead of zero.
-    """
-
-    mask: tf.Tensor
-    all_valid: tf.Tensor
-
-
 class BaggedIds(NamedTuple):
     """A feature's ids, grouped into bags.
 
     Bag b's vector is scale[b] * sum over its ids i of weights[i] * row(ids[i]).
 
     Attributes:
-        ids: [n] int32 or int64, each in the table; see `validity`.
+        ids: [n] int32 or int64, each in the table.
         bag_ids: [n] int32, each id's bag, ascending. None: `splits` has the
             bags, or every bag has the same number of ids.
         weights: [n] float32, or None for ones.
@@ -57,8 +44,6 @@ class BaggedIds(NamedTuple):
         max_bag_size: [k]: a bag has at most k ids, or exactly k if the bags are
             `even`; [None]: unknown. Not an integer, which Keras would make a
             tensor.
-        validity: inside XLA, which ids are in the table; the others are
-            vocabulary_size. None: all are.
         splits: [count + 1] int32, each bag's first id and the last bag's end,
             if the ids were given by splits. The kernels then need no `bag_ids`,
             whose tracing takes longer than the rest of a feature.
@@ -72,7 +57,6 @@ class BaggedIds(NamedTuple):
     shape: tf.Tensor
     static_shape: tf.TensorShape
     max_bag_size: tf.TensorShape = tf.TensorShape([1])
-    validity: Validity | None = None
     splits: tf.Tensor | None = None
 
     @classmethod
@@ -172,8 +156,6 @@ def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:
 def position_mask(bags: BaggedIds) -> tf.Tensor:
     """Returns which positions of a sequence hold an id, bool in its layout."""
     ids = tf.ones_like(bags.ids, tf.int32)
-    if bags.validity is not None:
-        ids = tf.cast(bags.validity.mask, tf.int32)
     bag = bags.bag_of_id()
     flat = tf.math.unsorted_segment_sum(ids, bag, bags.count) > 0
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)

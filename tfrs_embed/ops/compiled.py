@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.kernels import handle_packs, portable_call
-from tfrs_embed.ops import concat_gradients, lookup, xla
+from tfrs_embed.ops import concat_gradients, lookup
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
 from tfrs_embed.ops.id_range import Row
@@ -87,7 +87,7 @@ class Compiled(Stock):
         num_rows: tf.Tensor,
         dtype: tf.DType | None = None,
     ) -> tf.Tensor:
-        if xla.compiles(bags) or gradients[0].dtype != tf.float32:
+        if gradients[0].dtype != tf.float32:
             return Stock.sum_gradients_by_row(
                 gradients, bags, index, num_rows, dtype
             )
@@ -101,12 +101,10 @@ class Compiled(Stock):
         )
 
     def update(self, updates: Sequence[TableUpdate]) -> None:
-        if not xla.compiles(b for u in updates for b in u.contributions.bags):
-            able = [u for u in updates if _has_kernel(u)]
-            if able:
-                self._update(able)
-            updates = [u for u in updates if not _has_kernel(u)]
-        super().update(updates)
+        able = [u for u in updates if _has_kernel(u)]
+        if able:
+            self._update(able)
+        super().update([u for u in updates if not _has_kernel(u)])
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
         settings: list[float] = []

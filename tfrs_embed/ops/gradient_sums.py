@@ -47,16 +47,10 @@ def _sum(
     index: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
-    validity = bags[0].validity
-    if validity is not None:
-        # XLA has no sparse products. A call with an invalid id trains no row.
-        each = per_id(gradients, bags)
-        each = tf.where(validity.all_valid, each, tf.zeros_like(each))
-        return tf.math.unsorted_segment_sum(each, index, num_rows)
     narrow = gradients[0].shape[1] <= _NARROW
     weighted = any(b.weights is not None for b in bags)
     if not narrow and (weighted or all(b.bag_size == 1 for b in bags)):
-        each = per_id(gradients, bags)
+        each = _per_id(gradients, bags)
         return tf.math.unsorted_segment_sum(each, index, num_rows)
     constants = Constants()
     gradient = concat(
@@ -102,7 +96,7 @@ def _sum(
     )
 
 
-def per_id(
+def _per_id(
     gradients: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
 ) -> tf.Tensor:
     """Returns each id's weighted gradient, [sum of n, dim]."""

@@ -77,20 +77,13 @@ def _group(
 ) -> BaggedIds:
     ids, bag = parsed.ids, parsed.bag_ids
     weights = None if bare else parsed.weights
-    splits, validity = parsed.splits, parsed.validity
+    splits = parsed.splits
     if weights is not None and parsed.kept is not None:
         weights = tf.gather(weights, parsed.kept)
     shape, count = layouts.layout(parsed.shape)
     bag_size, even = parsed.max_bag_size, parsed.even
     table = parsed.feature.table
-    if not parsed.may_be_absent:
-        pass
-    elif validity is not None:
-        if weights is not None:
-            weights = tf.where(validity.mask, weights, 0.0)
-        elif bag_size != 1:
-            weights = tf.cast(validity.mask, tf.float32)
-    else:
+    if parsed.may_be_absent:
         # A bag without ids gives a zero vector.
         there = ids >= 0 if parsed.hashed else valid(ids, table.vocabulary_size)
         kept = tf.where(there)[:, 0]
@@ -109,9 +102,6 @@ def _group(
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(table))
-    if validity is not None:
-        beyond = 0 if parsed.is_position else table.vocabulary_size
-        ids = tf.where(validity.mask, ids, beyond)
     # One id of weight 1: every combiner gives the row itself.
     single = weights is None and bag_size == 1
     if table.combiner == "sum" or single or bare:
@@ -133,7 +123,6 @@ def _group(
         shape,
         parsed.static_shape,
         tf.TensorShape([bag_size]),
-        validity,
         splits,
     )
 

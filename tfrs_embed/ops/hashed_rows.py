@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat.strategies import in_xla, refuse_in_xla
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.hashing import Hash, QuotientRemainder
 from tfrs_embed.configs.tables import FeatureSpec
@@ -55,9 +54,7 @@ def parts(
         places = tf.where(absent, -1, places)
     first, *others = feature.bagged
     return [
-        dataclasses.replace(
-            parsed, feature=first, ids=places, is_position=True
-        ),
+        dataclasses.replace(parsed, feature=first, ids=places),
         *(
             ParsedIds(
                 f,
@@ -86,9 +83,6 @@ def rows(
     assert hashing is not None
     text = ids
     if hashings.takes_any_id(hashing):
-        refuse_in_xla(
-            f"{feature}: hashes, which TensorFlow computes of strings,"
-        )
         text = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
 
     def bucket(buckets: int, salt: Any) -> tf.Tensor:
@@ -126,7 +120,6 @@ def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
     value = feature.hashing.padding_value
     if value is None or ids.shape.num_elements() == 0:
         return None  # Empty lists have any dtype.
-    refuse_in_xla(f"{feature}: padding values of hashed features")
     strings = ids.dtype == tf.string
     if strings != isinstance(value, str):
         raise TypeError(
@@ -152,7 +145,7 @@ def _out_of_range(
     wrong = tf.logical_not(inside)
     if absent is not None:
         wrong = wrong & tf.logical_not(absent)
-    if invalid_ids == "error" and not in_xla():
+    if invalid_ids == "error":
         checks.require(
             tf.logical_not(tf.reduce_any(wrong)),
             lambda: message(

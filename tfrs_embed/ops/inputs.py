@@ -48,9 +48,8 @@ def to_bags(
         TypeError: ids or weights of a wrong dtype or kind.
         ValueError: ids or weights of a wrong rank or static shape.
         tf.errors.InvalidArgumentError: wrong values; raised at once when
-            executing eagerly, else by the running graph. For XLA see
-            `ops/xla.py`.
-        NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
+            executing eagerly, else by the running graph.
+        NotImplementedError: inside `tf.function(jit_compile=True)`.
     """
     checks = Checks(consensus)
     parsed: list[ParsedIds] = []

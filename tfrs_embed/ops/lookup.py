@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen
 
@@ -59,13 +58,8 @@ def combine(
     or None if row i is id i's.
     """
     constants = constants or Constants()
-    in_xla = bags.validity is not None
-    if index is not None and (
-        in_xla or bags.weights is not None or bags.bag_size == 1
-    ):
+    if index is not None and (bags.weights is not None or bags.bag_size == 1):
         rows, index = tf.gather(rows, index), None
-    if in_xla:
-        rows = xla.valid_rows(rows, bags)
     if bags.weights is not None:
         weights = tf.cast(bags.weights, rows.dtype)
         rows *= tf.expand_dims(weights, constants.of(1))
@@ -74,9 +68,6 @@ def combine(
     elif bags.bag_size is not None and index is None:
         shape = constants.of([-1, bags.bag_size, rows.shape[1]])
         rows = tf.reduce_sum(tf.reshape(rows, shape), constants.of(1))
-    elif in_xla:
-        # XLA has no sparse sums.
-        rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
         if index is None:
             index = tf.raw_ops.Range(

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants, Validity, bag_of_id
+from tfrs_embed.ops.bags import Constants, bag_of_id
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
@@ -29,7 +28,7 @@ class ParsedIds:
     Attributes:
         feature: the feature.
         ids: n integers, of any shape until `flatten`.
-        bag_ids, splits, validity: as in `BaggedIds`.
+        bag_ids, splits: as in `BaggedIds`.
         weights: float32, [n], or the values from which `kept` selects [n]; or
             None.
         shape: [rank], the bags' layout: a list if known when tracing, else an
@@ -41,8 +40,6 @@ class ParsedIds:
         may_be_absent: whether ids may be absent: ids outside the table, and -1
             among hashed ids.
         hashed: whether hashing made the ids, so that they need no check.
-        is_position: whether the ids are positions among the user's ids, not
-            rows.
     """
 
     feature: FeatureSpec
@@ -56,8 +53,6 @@ class ParsedIds:
     splits: tf.Tensor | None = None
     may_be_absent: bool = False
     hashed: bool = False
-    is_position: bool = False
-    validity: Validity | None = None
 
     def flatten(self, constants: Constants) -> None:
         """Reshapes the ids to [n]."""
@@ -87,12 +82,9 @@ def parse_ids(
     The result is valid once `checks` hold.
     """
     if feature.table.keys is not None:
-        refuse_in_xla(f"{feature}: tables with DynamicKeys")
         ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
     ids = to_tensor(ids, f"{feature}: ids")
     in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    if in_rows:
-        refuse_in_xla(f"{feature}: ragged and sparse ids")
     check_ids_dtype(feature, ids.dtype)
     parse = _parse_rows if in_rows else _parse_dense
     return parse(feature, ids, weights, checks)

@@ -11,7 +11,6 @@ from tfrs_embed.ops import (
     gradient_sums,
     id_range,
     messages,
-    xla,
 )
 from tfrs_embed.ops import lookup as lookups
 from tfrs_embed.ops import update as updates_of
@@ -69,13 +68,6 @@ class Stock:
 
     def update(self, updates: Sequence[TableUpdate]) -> None:
         """Updates the rows with gradients, and their slots."""
-        # A lookup inside XLA gets an update for XLA even if traced outside.
-        if xla.compiles(b for u in updates for b in u.contributions.bags):
-            for each in updates:
-                bags, gradients, _ = each.contributions
-                size = each.parameters.shape[0]
-                update_unique(each, *xla.row_gradients(bags, gradients, size))
-            return
         for group in updates_of.alike(updates):
             if len(group) == 1:
                 [each] = group

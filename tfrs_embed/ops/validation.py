@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import Constants, Validity, of_one_dtype
+from tfrs_embed.ops.bags import of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition
 from tfrs_embed.ops.grouping import Layouts, group
-from tfrs_embed.ops.id_range import Row, valid
+from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
 # The dtypes of ids that are checked for several features at once.
@@ -31,9 +30,6 @@ def validate(
     or, with invalid_ids="zero", absent.
     """
     require = invalid_ids == "error"
-    if in_xla():
-        _mark(parsed, checks, require, layouts)
-        return
     operations = backend.of(None, training)
     numbers = [each for each in parsed if each.is_number]
     consensus = checks.consensus
@@ -86,29 +82,6 @@ def require_valid(
     for each in parsed:
         key = None if each.ids.dtype in _JOINABLE else str(each.feature)
         checks.require_together(conditions, key, each)
-
-
-def _mark(
-    parsed: Sequence[ParsedIds],
-    checks: Checks,
-    require: bool,
-    constants: Constants,
-) -> None:
-    """Sets the ids' validity inside XLA, where no operation can raise."""
-    inside = []
-    for each in parsed:
-        each.flatten(constants)
-        size = each.feature.table.vocabulary_size
-        inside.append(
-            valid(each.ids, tf.int32.max if each.is_position else size)
-        )
-    shapes_fit = all_valid = checks.hold()
-    if require:
-        all_valid = tf.reduce_all(
-            [all_valid, *(tf.reduce_all(each) for each in inside)]
-        )
-    for each, mask in zip(parsed, inside, strict=True):
-        each.validity = Validity(mask & shapes_fit, all_valid)
 
 
 def _guard(
