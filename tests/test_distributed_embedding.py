@@ -297,19 +297,15 @@ def test_weights_are_tables_in_feature_order_and_one_scalar():
     ids=["dense", "ragged", "sparse", "lists"],
 )
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_batch_and_its_rows_may_be_less_unless_strict(ids, graph):
-    layer, strict = make_layer(), make_layer(strict_shapes=True)
+def test_a_batch_and_its_rows_may_be_less(ids, graph):
+    layer = make_layer()
     if not tf.is_tensor(ids) and not isinstance(ids, np.ndarray):
         ids = tf.ragged.constant(ids, dtype=tf.int64)
     (tf.function(layer) if graph else layer)(ids)
-    with pytest.raises(
-        (ValueError, tf.errors.InvalidArgumentError), match="strict_shapes"
-    ):
-        (tf.function(strict) if graph else strict)(ids)
 
 
-def test_strict_shapes_take_what_was_declared():
-    layer = make_layer(strict_shapes=True)
+def test_all_kinds_of_ids_may_have_the_declared_shape():
+    layer = make_layer()
     ids = dense()
     expected = layer(ids)
     ragged = tf.RaggedTensor.from_tensor(ids)
@@ -321,18 +317,12 @@ def test_strict_shapes_take_what_was_declared():
     ("declared", "given"),
     [((BATCH, 1), (BATCH,)), ((BATCH,), (BATCH, 1)), ((BATCH,), (BATCH,))],
 )
-def test_a_column_stands_for_a_vector_unless_strict(declared, given):
+def test_a_column_stands_for_a_vector(declared, given):
     ids = dense(shape=given)
     layer = make_layer(ids=declared)
     np.testing.assert_allclose(
         layer(ids), rows_of(ids.reshape(-1, 1))(layer), rtol=1e-6
     )
-    strict = make_layer(ids=declared, strict_shapes=True)
-    if declared == given:
-        strict(ids)
-        return
-    with pytest.raises(ValueError, match="strict_shapes"):
-        strict(ids)
 
 
 def test_outputs_of_more_dimensions():
@@ -520,9 +510,7 @@ def make_model(seed=None):
         "a": make_feature(tables[0], "a"),
         "b": (make_feature(tables[1], "b"), make_feature(tables[0], "c")),
     }
-    layer = layers.DistributedEmbedding(
-        features, table_stacking=["one", "two"], strict_shapes=True
-    )
+    layer = layers.DistributedEmbedding(features, table_stacking=["one", "two"])
     ids = lambda: keras.Input((WIDTH,), dtype="int64")  # noqa: E731
     inputs = {"a": ids(), "b": (ids(), ids())}
     outputs = tf.nest.flatten(layer(inputs))
@@ -650,7 +638,7 @@ def test_a_declared_width_is_known_when_tracing(shape, width):
     @tf.function(input_signature=[ids], autograph=False)
     def as_matrix(ids):
         [bags] = to_bags(
-            [feature], [ids], [None], input_shapes=[InputShape(shape, False)]
+            [feature], [ids], [None], input_shapes=[InputShape(shape)]
         )
         return Matrix.of(bags, BATCH).ids
 
@@ -885,7 +873,6 @@ def test_the_config_has_every_argument():
     given = {
         "table_stacking": [["a", "b"]],
         "update_stats": True,
-        "strict_shapes": True,
         "size_threshold": None,
         "invalid_ids": "zero",
         "pipeline_execution_with_tensor_core": True,

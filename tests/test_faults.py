@@ -155,12 +155,9 @@ def test_a_worker_that_stands_still_for_longer_ends_the_job(
         wait_for(
             lambda: cluster.processes[stopped].poll() is not None, WITHIN_S
         )
-        text = (
-            rf"Worker {stopped} ends because it stood still for \d+ s: a "
-            "worker that sends no heartbeat for 3 s counts as dead"
-        )
+        text = f"If worker {stopped} itself stood still for 3 s"
         output = cluster.output(stopped)
-        assert re.search(text, output), output[-2000:]
+        assert text in output, output[-2000:]
 
 
 def test_a_port_in_use_is_named(start, tmp_path, monkeypatch):
@@ -217,31 +214,32 @@ def test_workers_that_build_other_tables_are_noticed(
 
 @nightly(lambda fault: fault == "reads another")
 @pytest.mark.parametrize(
-    ("fault", "action", "other"),
+    ("fault", "actions"),
     [
-        ("saves alone", "save sharded tables", "has not come to it"),
-        ("reads alone", "read 'items/parameters'", "has not come to it"),
+        ("saves alone", ["save sharded tables"]),
+        ("reads alone", ["read 'items/parameters'"]),
         (
             "reads another",
-            "read 'items/parameters'",
-            "waits to read 'users/parameters'",
+            ["read 'items/parameters'", "read 'users/parameters'"],
         ),
     ],
     ids=["saves", "reads", "another"],
 )
 def test_a_worker_that_others_let_wait_says_for_what(
-    start, tmp_path, fault, action, other
+    start, tmp_path, fault, actions
 ):
-    text = (
-        f"Worker 0 has waited for 1 s to {action}, which all workers must do "
-        f"together: worker 1 (/job:worker/replica:0/task:1) {other}."
-    )
     with start(tmp_path, fault) as cluster:
         wait_for(lambda: "step 2 loss" in cluster.output(0), 120)
-        wait_for(lambda: text in cluster.output(0), 30)
+        for worker, action in enumerate(actions):
+            text = (
+                f"Worker {worker} has waited for 1 s to {action}, which all "
+                "workers must do together"
+            )
+            wait_for(lambda i=worker, text=text: text in cluster.output(i), 30)
         time.sleep(2)
-        assert cluster.output(0).count("has waited") == 1
-        assert cluster.output(1).count("has waited") == (other[0] == "w")
+        for worker in range(2):
+            said = cluster.output(worker).count("has waited")
+            assert said == (worker < len(actions))
         assert cluster.processes[0].poll() is None
 
 

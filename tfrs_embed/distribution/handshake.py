@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
@@ -137,13 +138,10 @@ def _compare(
             key_value_store.receive(replicas, key, worker, timeout)
         )
         _linger(replicas, prefix)
-        differences = list(_differences(facts, their_facts))
-        listed = "; ".join(differences[:_MOST_LISTED])
-        if len(differences) > _MOST_LISTED:
-            listed += f"; and {len(differences) - _MOST_LISTED} more"
+        differences = islice(_differences(facts, their_facts), _MOST_LISTED)
         raise RuntimeError(
             f"{name} must be the same on all workers. What differs here, on "
-            f"worker {me}, and on worker {worker}: {listed}."
+            f"worker {me}, and on worker {worker}: {'; '.join(differences)}."
         )
 
 

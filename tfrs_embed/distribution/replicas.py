@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -117,7 +116,7 @@ class Replicas:
     def count(self, what: str) -> int:
         """Counts an action that this process does together with others.
 
-        `what` is "handshakes", "saves", "waits" or "layers".
+        `what` is "handshakes", "saves" or "layers".
         """
         _numbers[what] += 1
         return _numbers[what]
@@ -240,16 +239,6 @@ class Replicas:
                 "strategy.run runs; with several replicas in one process "
                 "TensorFlow's collectives hang there. Put the loop around "
                 "strategy.run, as steps_per_execution does."
-            )
-
-    def warn_of_branch(self, what: str) -> None:
-        """Warns inside a tf.cond, which not all replicas may run."""
-        if any("Cond" in type(g).__name__ for g in _graphs_of_replica()):
-            warnings.warn(
-                f"{what} is called inside a tf.cond. All replicas must take "
-                "the same branch: one that doesn't leaves the others waiting "
-                "for it, without an error if it calls no other layer.",
-                stacklevel=2,
             )
 
     @contextlib.contextmanager

@@ -281,7 +281,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
         replica = self._replicas.current(self._name)
         if replica is None:
             return self._lookup_outside(call.bags), None
-        self._replicas.warn_of_branch(self._name)
         shard = self._shards[replica]
         if not call.training:
             shard.apply_deferred()

@@ -85,9 +85,6 @@ class DistributedEmbedding(TableLayer):
             on SparseCores only.
         update_stats: whether `preprocess(..., training=True)` measures its
             batches, and raises the limits of SparseCores to their needs.
-        strict_shapes: whether ids must have their features' input_shape
-            exactly. By default a batch may be smaller, rows of ragged and
-            sparse ids may be shorter, and a column of ids stands for a vector.
         optimizer: trains tables that have none of their own; see
             `PartialTPUEmbedding`.
         pipeline_execution_with_tensor_core: see `PartialTPUEmbedding`.
@@ -143,7 +140,6 @@ class DistributedEmbedding(TableLayer):
         *,
         table_stacking: Any = "auto",
         update_stats: bool = False,
-        strict_shapes: bool = False,
         optimizer: Optimizer = "adam",
         pipeline_execution_with_tensor_core: bool = False,
         size_threshold: int | None = 10_000,
@@ -168,7 +164,6 @@ class DistributedEmbedding(TableLayer):
             communication_dtype=communication_dtype,
             table_stacking=copy.deepcopy(table_stacking),
             update_stats=bool(update_stats),
-            strict_shapes=bool(strict_shapes),
         )
         spec = configs.parse(feature_configs, self._keras)
         template = spec.structure.template
@@ -333,13 +328,12 @@ class DistributedEmbedding(TableLayer):
         # The declared batch size is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
-        strict = self._arguments.given["strict_shapes"]
         shapes: list[InputShape | None] = []
         for feature in features:
             batch, *rest = feature.input_shape or (None,)
             declared = (batch and batch // parts, *rest)
             known = feature.input_shape is not None
-            shapes.append(InputShape(declared, strict) if known else None)
+            shapes.append(InputShape(declared) if known else None)
         return shapes
 
 

@@ -22,11 +22,9 @@ class InputShape:
 
     Attributes:
         shape: the shape for one call, None for any size.
-        strict: whether these exceptions are forbidden.
     """
 
     shape: tuple[int | None, ...]
-    strict: bool
 
     @property
     def width(self) -> int | None:
@@ -48,10 +46,10 @@ class InputShape:
         if shape.rank is None:
             return []
         wanted = self._of_rank(shape.rank, rows)
-        limits = [(limit, False) for limit in wanted or ()]
-        if limits and not self.strict:
-            limits[0] = limits[0][0], True
-            limits[-1] = limits[-1][0], len(limits) == 1 or rows
+        limits = [
+            (limit, i == 0 or (rows and i == shape.rank - 1))
+            for i, limit in enumerate(wanted or ())
+        ]
         if wanted is None or not all(
             size is None
             or limit is None
@@ -92,16 +90,6 @@ class InputShape:
                     f", but {self._describe()}.",
                 ),
             )
-        if isinstance(ids, tf.RaggedTensor) and self.strict and limits[1][0]:
-            shortest = tf.reduce_min(ids.row_lengths())
-            checks.require(
-                tf.equal(ids.nrows(), 0) | tf.equal(shortest, limits[1][0]),
-                lambda: message(
-                    f"{feature}: a row of ",
-                    shortest,
-                    f" ids, but {self._describe()}.",
-                ),
-            )
 
     def _of_rank(self, rank: int, rows: bool) -> tuple[int | None, ...] | None:
         """The declared shape in `rank` dimensions; None: impossible."""
@@ -114,8 +102,6 @@ class InputShape:
             known = [size for size in outer if size is not None]
             count = math.prod(known) if len(known) == len(outer) else None
             return count, width
-        if self.strict:
-            return None
         if len(shape) == rank + 1 and shape[-1] in (1, None):
             return shape[:-1]
         if len(shape) + 1 == rank and rank == 2:
@@ -123,12 +109,8 @@ class InputShape:
         return None
 
     def _describe(self) -> str:
-        smaller = (
-            "strict_shapes is set"
-            if self.strict
-            else "only a batch, and rows of ragged or sparse ids, may be less"
-        )
         return (
-            f"input_shape is {list(self.shape)} here, and {smaller}; None in "
-            "its place takes any size"
+            f"input_shape is {list(self.shape)} here, and only a batch, and "
+            "rows of ragged or sparse ids, may be less; None in its place "
+            "takes any size"
         )
