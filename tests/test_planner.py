@@ -627,10 +627,7 @@ def test_few_tables_have_the_best_of_all_plans(tables, topology, room):
         if predicted.memory.max() <= limit:
             best = min(best, predicted.time.seconds)
     search = Search(demands, machine, limit)
-    found = search.best()
-    if found.excess:
-        found = search.best_from_tightest()
-    found = search.move_owners(found)
+    found = search.move_owners(search.best())
     if best == math.inf:
         assert found.excess
     else:
@@ -755,22 +752,6 @@ def test_the_search_finds_what_trying_all_choices_finds(
     assert max(ratios) < 1.014
     others = [ratio for ratio in ratios if ratio > 1 + 1e-12]
     assert len(others) == (topology == "2xcpu")
-
-
-@pytest.mark.parametrize("topology", ["8xA100", "cpu", "2xcpu"])
-def test_no_choice_costs_less_than_its_bound(topology):
-    demands = demands_of(mixed_tables(7, 12), 5)
-    total = sum(d.bytes for d in demands)
-    rng = np.random.default_rng(0)
-    for room in (None, 0.3, 1.0, 3.0):
-        limit = None if room is None else int(room * total / 5)
-        search = Search(demands, hardware(topology), limit)
-        for _ in range(100):
-            choice = tuple(int(rng.integers(len(o))) for o in search.options)
-            found, least = search.evaluate(choice), search._bound(choice)
-            assert least.excess <= found.excess
-            assert least.most <= found.most
-            assert least.seconds <= found.seconds * (1 + 1e-12)
 
 
 def test_sixty_tables_take_a_second_or_two():

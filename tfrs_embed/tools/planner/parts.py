@@ -210,9 +210,6 @@ class Slices(_Tables):
         ]
         self.loads = np.array(loads).reshape(-1, 5).T.copy()
         self.operations = np.array([operations for _, operations in costs])
-        # The mean loads of a rank by all slices of each member. Rounding must
-        # not put this bound above the true loads.
-        self.means = self.loads * self.counts / self.replicas * (1 - 1e-12)
 
     def part(self, owners: Sequence[Owners]) -> Part:
         """Returns the part of slices, in the order of their tables."""
@@ -223,30 +220,11 @@ class Slices(_Tables):
         places = np.arange(5)[:, None] * self.replicas + ranks
         sums = np.bincount(places.ravel(), each.ravel(), 5 * self.replicas)
         *loads, words, floats = sums.reshape(5, self.replicas)
-        return self._part(members, loads, words.max(), floats.max())
-
-    def least(self, members: Sequence[int]) -> Part:
-        """Returns a lower bound of the part of members, for any owners."""
-        if not members:
-            return self.part(())
-        chosen = list(members)
-        *loads, words, floats = self.means[:, chosen].sum(1).tolist()
-        most_words, most_floats = self.loads[3:, chosen].max(1).tolist()
-        return self._part(
-            chosen,
-            np.repeat(loads, self.replicas).reshape(-1, self.replicas),
-            max(words, most_words),
-            max(floats, most_floats),
-        )
-
-    def _part(
-        self, members: list[int], loads: Any, words: float, floats: float
-    ) -> Part:
         messages: list[Collective] = []
         if members:
             unit = bag_exchange.unit_of(self.widths[m] for m in members)
             messages = bag_exchange.collectives(
-                words, floats, unit, self.element
+                words.max(), floats.max(), unit, self.element
             )
         memory, lookups, work = loads
         operations = float(self.operations[members].sum())

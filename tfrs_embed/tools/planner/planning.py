@@ -25,7 +25,7 @@ from tfrs_embed.engines import column_slices
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.tools.planner.candidates import Demand
 from tfrs_embed.tools.planner.inputs import table_usage
-from tfrs_embed.tools.planner.search import Found, Search
+from tfrs_embed.tools.planner.search import Found, Search, best_of
 from tfrs_embed.tools.planner.shortage import does_not_fit
 from tfrs_embed.tools.planner.usage import TableUsage
 
@@ -136,12 +136,10 @@ def plan(
     search = Search(demands, machine, limit)
     found = search.move_owners(search.best())
     if found.excess:
-        found = search.move_owners(search.best_from_tightest())
-    if found.excess:
-        raise does_not_fit(search)
+        raise does_not_fit(search, found)
     others = _alternatives(search)
     fitting = filter(search.fits, others.values())
-    found = min([found, *fitting], key=lambda each: each.key)
+    found = best_of([found, *fitting])
     samples = max(f.samples for u in usage.values() for f in u.features)
     return _plan(search, found, others, spec, optimizers, samples, sent_as)
 
@@ -272,7 +270,7 @@ def _reason(search: Search, found: Found, index: int) -> str:
         ]
         if not choices:
             continue
-        other = min(map(search.evaluate, choices), key=lambda each: each.key)
+        other = best_of(map(search.evaluate, choices))
         if other.excess:
             unfit.append("row with hot rows" if kind[1] else kind[0])
             continue
@@ -293,7 +291,7 @@ def _alternatives(search: Search) -> dict[str, Found]:
 
     Where none fits, the best one without a limit.
     """
-    unlimited = search.with_limit(None)
+    unlimited = Search(search.demands, search.hardware, None)
     allowed = {f"all {name}": [name] for name in PLACEMENTS}
     for name in PLACEMENTS:
         allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]

@@ -54,7 +54,6 @@ class Model:
         kept: how many parts of each kind are cached.
         rows: returns the part of tables sharded by row, given `Rows` members.
         copies: returns the part of replicated tables, given `Copies` members.
-        least_slices: returns `Slices.least`, given `Slices` members.
     """
 
     def __init__(
@@ -77,15 +76,6 @@ class Model:
         self.rows = keep(Rows(demands).part)
         self.copies: Callable[[tuple[int, ...]], Part]
         self.copies = keep(Copies(demands).part)
-        self.least_slices: Callable[[tuple[int, ...]], Part]
-        self.least_slices = keep(self._least_slices)
-
-    def _least_slices(self, members: tuple[int, ...]) -> Part:
-        part = self.slices.least(members)
-        if self.replicas % self._on_host:
-            # The last host has fewer replicas, so even loads aren't the least.
-            part = part._replace(work=np.zeros(self.replicas))
-        return part
 
     def time(self, *parts: Part) -> StepTime:
         """Returns the time of a step; one of the parts must be of slices."""

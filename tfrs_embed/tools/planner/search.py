@@ -4,18 +4,17 @@ A choice is a candidate for each table; the owners of slices follow from it. An
 engine's collectives cost the same for one table as for many, so each set of
 placements is searched by itself. A search begins with the best candidate of
 each table, and makes moves that lower the time: of one table, or of all tables
-of one width and placement. A choice is evaluated only if even loads would make
-it the best one. There are no random numbers: equal demands have equal results.
+of one width and placement. There are no random numbers: equal demands have
+equal results.
 """
 
 from __future__ import annotations
 
 import bisect
-import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from tfrs_embed.configs.hardware import Hardware
@@ -87,6 +86,11 @@ class Found(NamedTuple):
         return model.predict(rows, model.slices.part(self.owners), copies)
 
 
+def best_of(choices: Iterable[Found]) -> Found:
+    """Returns the choice of the least key."""
+    return min(choices, key=lambda each: each.key)
+
+
 #: The owners of slices, and their part.
 _Placed = tuple[tuple[Owners, ...], Part]
 
@@ -128,50 +132,24 @@ class Search:
         ]
         self._placed = functools.lru_cache(self.model.kept)(self._new_placed)
         self._found: dict[Choice, Found] = {}
-        self._bounds: dict[Choice, Found] = {}
-
-    def with_limit(self, limit: int | None) -> Search:
-        """Returns a search with another limit."""
-        other = copy.copy(self)
-        other.limit = limit
-        other._found, other._bounds = {}, {}
-        other.__dict__.pop("_alone", None)
-        return other
 
     def evaluate(self, choice: Choice) -> Found:
         """Gives the slices of a choice to ranks, and predicts its cost."""
         found = self._found.get(choice)
-        if found is None:
-            rows, copies, slices = self.parts(choice)
-            free, tight = None, False
-            if self.limit is not None:
-                # The first replica has the most rows of each table.
-                free = self.limit - int(rows.memory[0]) - copies.memory
-                mean = self.model.least_slices(slices).memory[0]
-                tight = 2 * mean > free
-            for weight in (2, 1):  # Slices' seconds, then bytes.
-                # Without a limit the cache has one entry for many choices.
-                placed = self._placed(slices, weight, free if tight else None)
-                most = int(placed[1].memory.max())
-                if free is not None and not tight and most > free:
-                    placed = self._placed(slices, weight, free)
-                other = self._found_at(choice, rows, *placed, copies)
-                if found is None or other.key < found.key:
-                    found = other
-                if not found.excess:
-                    break
-            assert found is not None
-            self._found[choice] = found
-        return found
-
-    def _bound(self, choice: Choice) -> Found:
-        """A choice's least cost, for any owners of its slices."""
-        found = self._bounds.get(choice)
-        if found is None:
-            rows, copies, slices = self.parts(choice)
-            least = self.model.least_slices(slices)
-            found = self._found_at(choice, rows, (), least, copies)
-            self._bounds[choice] = found
+        if found is not None:
+            return found
+        rows, copies, slices = self.parts(choice)
+        free = None
+        if self.limit is not None:
+            # The first replica has the most rows of each table.
+            free = self.limit - int(rows.memory[0]) - copies.memory
+        tried: list[Found] = []
+        for weight in (2, 1):  # Slices' seconds, then bytes.
+            owners, part = self._placed(slices, weight, free)
+            tried.append(self._found_at(choice, rows, owners, part, copies))
+            if not tried[-1].excess:
+                break
+        self._found[choice] = found = best_of(tried)
         return found
 
     def parts(self, choice: Choice) -> tuple[Part, Part, tuple[int, ...]]:
@@ -196,7 +174,7 @@ class Search:
         options = self._allowed(allowed)
         if math.prod(map(len, options)) <= _EXHAUSTIVE:
             choices = itertools.product(*options)
-            return min(map(self.evaluate, choices), key=lambda each: each.key)
+            return best_of(map(self.evaluate, choices))
         # The placements of each engine.
         engines: list[set[str]] = [{"row"}, {"table", "column"}, {"replicated"}]
         usable = [names for e in engines if (names := e & set(allowed))]
@@ -205,31 +183,7 @@ class Search:
             for count in range(1, len(usable) + 1)
             for each in itertools.combinations(usable, count)
         ]
-        best = min(results, key=lambda each: each.key)
-        return self._improve(options, best.choice)
-
-    def tightest(self) -> Found:
-        """Finds the choice whose fullest replica holds the fewest bytes."""
-        search = self.with_limit(0)
-
-        def key(each: Found) -> tuple[int, float]:
-            return each.most, each.seconds
-
-        options = search._allowed(PLACEMENTS)
-        starts = [
-            tuple(
-                next((i for i, c in enumerate(o) if c.placement == name), 0)
-                for o in self.options
-            )
-            for name in ("row", "table", "column")
-        ]
-        return min(
-            (search._improve(options, start, key) for start in starts), key=key
-        )
-
-    def best_from_tightest(self) -> Found:
-        """Finds the best choice near `tightest`, where `best` found none."""
-        return self._improve(self._allowed(PLACEMENTS), self.tightest().choice)
+        return self._improve(options, best_of(results).choice)
 
     def _allowed(self, allowed: Collection[str]) -> list[tuple[int, ...]]:
         """Each table's candidates of these placements, by index."""
@@ -244,10 +198,7 @@ class Search:
         ]
 
     def _improve(
-        self,
-        options: Sequence[Sequence[int]],
-        start: Choice | None = None,
-        key: Callable[[Found], tuple[int, float]] = lambda each: each.key,
+        self, options: Sequence[Sequence[int]], start: Choice | None = None
     ) -> Found:
         """Makes moves that lower the key, until no move does."""
         found = self.evaluate(start or self._greedy(options))
@@ -255,11 +206,8 @@ class Search:
         def better(choice: Choice) -> bool:
             """Takes a choice if it is better; returns whether it is."""
             nonlocal found
-            known = choice in self._found
-            if not known and key(self._bound(choice)) >= key(found):
-                return False
             other = self.evaluate(choice)
-            if key(other) >= key(found):
+            if other.key >= found.key:
                 return False
             found = other
             return True

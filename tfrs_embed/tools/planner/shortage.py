@@ -7,18 +7,21 @@ from collections.abc import Sequence
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.tools.planner.candidates import Demand
-from tfrs_embed.tools.planner.search import Search
+from tfrs_embed.tools.planner.search import Found, Search
 
 
 class TablesDontFit(ValueError):
     """The tables don't fit in the replicas' memory."""
 
 
-def does_not_fit(search: Search) -> TablesDontFit:
-    """Returns the error of a search that found nothing that fits."""
+def does_not_fit(search: Search, found: Found) -> TablesDontFit:
+    """Returns the error of a search that found nothing that fits.
+
+    `found` is the choice that is nearest to fitting.
+    """
     limit = search.limit
     assert limit is not None
-    most = search.tightest().most
+    most = min(found.most, search.best(["row"]).most)
     largest = max(search.demands, key=lambda demand: demand.bytes)
     total = sum(demand.bytes for demand in search.demands)
     message = (
