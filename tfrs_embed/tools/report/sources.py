@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -24,44 +23,30 @@ _KINDS = (
 
 
 def read(paths: Sequence[str]) -> list[Part]:
-    """Returns the parts about some paths; all checkpoints are one part.
+    """Returns the parts about some paths; the last one is of all checkpoints.
 
     Raises:
         ValueError: a path is of no known kind, or its contents are wrong.
         OSError: a file can't be read.
         tf.errors.OpError: a checkpoint is damaged.
     """
+    parts: list[Part] = []
     run: list[str] = []
-    make: list[Callable[[], Part]] = []
-    for given in paths:
-        path = paths_lib.resolve(given, "path")
-        found: list[str] = []
-        if statistics_log.is_log(path):
-            make.append(functools.partial(statistics_log.statistics_log, path))
-            found = _listed(path)  # A folder may have a log and checkpoints.
-        elif exported.is_saved_model(path):
-            make.append(functools.partial(checkpoints, [path]))
-        elif _is_json(path):
-            make.append(functools.partial(_json, path))
-        else:
-            found = _listed(path) or [path]
-        if found and not run:
-            make.append(functools.partial(checkpoints, run))
-        run += found
     try:
-        return [each() for each in make]
+        for given in paths:
+            path = paths_lib.resolve(given, "path")
+            if statistics_log.is_log(path):
+                parts.append(statistics_log.statistics_log(path))
+                run += _listed(path)  # It may have checkpoints, too.
+            elif exported.is_saved_model(path):
+                parts.append(checkpoints([path]))
+            elif path.endswith(".json"):
+                parts.append(_json(path))
+            else:
+                run += _listed(path) or [path]
+        return [*parts, checkpoints(run)] if run else parts
     except InputError as error:
         raise ValueError(f"{error} {_KINDS}") from None
-
-
-def _is_json(path: str) -> bool:
-    """Whether a path ends with ".json", or is a file that begins with "{"."""
-    if path.endswith(".json"):
-        return True
-    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
-        return False
-    with tf.io.gfile.GFile(path, "rb") as file:
-        return file.read(64).lstrip().startswith(b"{")
 
 
 def _json(path: str) -> Part:
