@@ -212,8 +212,8 @@ WRONG = {
         ("Keras Adam", "use_ema=True"),
     ),
     "t3.PartialTPUEmbedding(feature, 'sgd', size_treshold=9)": (
-        "TypeError",
-        ("did you mean 'size_threshold'",),
+        "ValueError",
+        ("size_treshold",),
     ),
     "t3.Embedding(5, 2)([1, 7])": ("InvalidArgumentError", ("id 7",)),
     "under(tf.distribute.MultiWorkerMirroredStrategy())": (

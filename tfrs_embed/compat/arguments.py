@@ -1,97 +1,19 @@
-"""Checks of arguments' names, and of common kinds of values.
+"""Checks of common kinds of values.
 
-An error for a misspelt name suggests the right one. `what` begins the error of
-a value: "Table 'user': embedding_dim".
+`what` begins the error of a value: "Table 'user': embedding_dim".
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
-# Arguments of every Keras layer, and some of its configs.
-_KERAS = (
-    "name",
-    "dtype",
-    "trainable",
-    "activity_regularizer",
-    "input_shape",
-    "batch_input_shape",
-    "input_dim",
-    "batch_size",
-    "weights",
-    "dynamic",
-    "implementation",
-)
-# Those that errors may suggest.
-_SUGGESTED = _KERAS[:4]
 _MOST = 2**63 - 1
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def named(init: F) -> F:
-    """Makes a class's `__init__` or `__new__` refuse unknown names.
-
-    The TypeError comes before one for a missing argument. A method with
-    `**kwargs` also takes the names of Keras layers.
-    """
-    known, more = names(init)
-
-    @functools.wraps(init)
-    def checking(self: Any, *args: Any, **kwargs: Any) -> Any:
-        cls = self if isinstance(self, type) else type(self)
-        allowed = (*known, *_KERAS) if more else known
-        require_known(
-            cls.__name__,
-            [k for k in kwargs if k not in allowed],
-            (*known, *_SUGGESTED) if more else known,
-        )
-        return init(self, *args, **kwargs)
-
-    # Keras 3 reads the signature without unwrapping.
-    checking.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
-    return checking  # type: ignore[return-value]
-
-
-def named_fields(cls: type[T]) -> type[T]:
-    """Checks the names of a dataclass's arguments, as `named`."""
-    cls.__init__ = named(cls.__init__)  # type: ignore[method-assign]
-    return cls
-
-
-def names(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Returns a method's arguments' names, and whether it has `**kwargs`."""
-    _, *parameters = inspect.signature(function).parameters.values()
-    return (
-        [p.name for p in parameters if p.kind not in _VARIADIC],
-        any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
-    )
-
-
-def require_known(
-    where: str, unknown: Iterable[str], known: Sequence[str]
-) -> None:
-    """Raises a TypeError for an unknown name, with a similar known one."""
-    for name in unknown:
-        near = difflib.get_close_matches(name.lower(), known, n=1) or [
-            k for k in known if name and (name in k or k in name)
-        ]
-        meant = f"; did you mean '{near[0]}'?" if near else "."
-        raise TypeError(
-            f"{where} has no argument '{name}'{meant} Its arguments are "
-            f"{', '.join(known)}."
-        )
 
 
 def as_int(value: Any) -> int | None:

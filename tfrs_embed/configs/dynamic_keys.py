@@ -19,7 +19,6 @@ from tfrs_embed.compat.arguments import (
     convert_fields,
     integer,
     integer_or_none,
-    named_fields,
 )
 
 #: The dtypes that keys may have.
@@ -40,7 +39,6 @@ CANDIDATES_PER_ROW = 4
 _WHEN_FULL = ("evict", "grow", "error", None)
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class FrequencyAdmission:
     """Gives a row to a key after a number of occurrences.
@@ -65,7 +63,6 @@ class FrequencyAdmission:
         convert_fields(self, "FrequencyAdmission", threshold=integer)
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class ProbabilisticAdmission:
     """Gives a row to a key with a probability at each of its occurrences.
@@ -97,7 +94,6 @@ class ProbabilisticAdmission:
         object.__setattr__(self, "probability", float(value))
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class TimeToLive:
     """Lets keys expire that no training step used for a number of steps.
@@ -129,7 +125,6 @@ class TimeToLive:
 Score = Callable[[Any, Any, Any], Any]
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class DynamicKeys:
     """The keys of a table that gives rows to new keys as they occur.

@@ -8,13 +8,11 @@ import re
 from tfrs_embed.compat.arguments import (
     flag,
     integer_or_none,
-    named_fields,
     number,
     text,
 )
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """Assumptions about the replicas' hardware and network.

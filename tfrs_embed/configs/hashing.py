@@ -19,7 +19,6 @@ from tfrs_embed.compat.arguments import (
     flag,
     integer,
     integer_or_none,
-    named_fields,
 )
 
 #: One salt of SipHash: 128 bits as two integers, or one that is both.
@@ -31,7 +30,6 @@ Operation = Literal["mult", "add", "concat"]
 _MOST = 2**63 - 1
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class Hash:
     """Gives each id, an integer or a string, the row of its hash.
@@ -78,7 +76,6 @@ class Hash:
         )
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class QuotientRemainder:
     """Gives each id two rows, a pair that no other id has.
@@ -152,7 +149,6 @@ class QuotientRemainder:
             )
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class Multiplex:
     """Gives each id several rows, side by side in its vector.

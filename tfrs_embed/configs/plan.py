@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from tfrs_embed.compat import strict_json
-from tfrs_embed.compat.arguments import choice, named_fields
+from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.text_table import format_bytes, text_table
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.tables import as_hot_rows
@@ -22,7 +22,6 @@ PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
 _MOST_REPLICAS = 16
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class TablePlan:
     """A table's placement, and the reason for it.
@@ -113,7 +112,6 @@ class TablePlan:
         return f"column, ranks {', '.join(map(str, self.ranks))}"
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
     """One replica's share of a plan.
@@ -142,7 +140,6 @@ class ReplicaPlan:
     lookups: float
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class PlanAlternative:
     """Another choice of placements, for comparison.
@@ -173,7 +170,6 @@ class PlanAlternative:
     fits: bool
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A placement for each table; prints as a report.

@@ -22,7 +22,6 @@ from tfrs_embed.compat.arguments import (
     choice,
     convert_fields,
     integer,
-    named_fields,
     text,
 )
 from tfrs_embed.configs import hashing as hashings
@@ -42,7 +41,6 @@ DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 _tpu = tf.tpu.experimental.embedding
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableConfig:
     """Declares an embedding table of shape `[vocabulary_size, embedding_dim]`.
@@ -205,7 +203,6 @@ class TableConfig:
             )
 
 
-@named_fields
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureConfig:
     """Declares a feature: ids that are looked up in a table.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import flag, integer, named
+from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import KeysOfShards, as_key_dtype
@@ -124,7 +124,6 @@ class All2AllDenseEmbedding(TableLayer):
     # Conversions of checkpoint files use this name.
     _ENGINE_NAME = "engine"
 
-    @named
     def __init__(
         self,
         max_vocabulary_size_per_gpu: int,

@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
-from tfrs_embed.compat import arguments
 from tfrs_embed.layers import errors, other_keras
 
 #: Changes a feature's ids. Takes the ids, their name in errors, their dtype,
 #: and whether they are ragged (None: unknown).
 ChangeIds = Callable[[Any, str, tf.DType, bool | None], Any]
-
-# Frequent arguments of calls, known to all layers.
-_OF_CALLS = ("training", "mask", "weights")
 
 
 class Layer:
@@ -65,16 +61,10 @@ class Layer:
         """Calls the layer, as every Keras layer is called.
 
         Raises:
-            TypeError: an argument is misspelt; or a model of the other Keras
-                calls the layer, or the inputs are of the other Keras.
+            TypeError: a model of the other Keras calls the layer, or the inputs
+                are of the other Keras.
         """
         other_keras.refuse_call(self.name, self._keras, (args, kwargs))
-        rare = [name for name in kwargs if name not in _OF_CALLS]
-        if rare:
-            known, more = arguments.names(type(self).call)
-            unknown = [n for n in rare if n not in known and not more]
-            where = f"A call of layer '{self.name}'"
-            arguments.require_known(where, unknown, known)
         inputs = args[0] if args else kwargs.get("inputs")
         if inputs is not None:
             if self._traces_shapes():

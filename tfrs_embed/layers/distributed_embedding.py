@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import strategies
-from tfrs_embed.compat.arguments import named
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
@@ -133,7 +132,6 @@ class DistributedEmbedding(TableLayer):
     _FEATURES = "feature_configs"
     _KERAS_TRAINS = False
 
-    @named
     def __init__(
         self,
         feature_configs: Any,

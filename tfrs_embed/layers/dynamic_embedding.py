@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import as_int, named
+from tfrs_embed.compat.arguments import as_int
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
 from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
@@ -89,7 +89,6 @@ class DynamicEmbedding(TableLayer):
         NotImplementedError: no engine for the table supports the strategy.
     """
 
-    @named
     def __init__(
         self,
         output_dim: int,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.arguments import as_int, choice, named
+from tfrs_embed.compat.arguments import as_int, choice
 from tfrs_embed.configs.tables import COMBINERS
 from tfrs_embed.configs.types import Combiner, KerasArguments
 from tfrs_embed.layers import errors
@@ -57,7 +57,6 @@ class Embedding(Layer):
         TypeError: a dimension that is no integer.
     """
 
-    @named
     def __init__(
         self,
         input_dim: int,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed.compat.arguments import named
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
@@ -121,7 +120,6 @@ class PartialTPUEmbedding(TableLayer):
 
     _FEATURES = "feature_config"
 
-    @named
     def __init__(
         self,
         feature_config: Any,

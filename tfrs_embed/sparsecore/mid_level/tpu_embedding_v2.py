@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import strategies
-from tfrs_embed.compat.arguments import named
 from tfrs_embed.compat.private_tensorflow import (
     PartitionedCsrFormatTensor,
     embedding_pipelining_state,
@@ -93,7 +92,6 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         RuntimeError: another strategy, or TensorFlow lacks the operations.
     """
 
-    @named
     def __new__(
         cls,
         feature_config: Any,
@@ -113,7 +111,6 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             )
         return super().__new__(cls)
 
-    @named
     def __init__(
         self,
         feature_config: Any,
