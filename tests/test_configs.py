@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import typing
 
 import numpy as np
 import pytest
@@ -121,15 +120,13 @@ def test_an_unknown_placement_is_an_error_that_lists_the_known_ones():
     [
         ({"hot_rows": [3, 10]}, r"the id 10, not in \[0, 10\)"),
         ({"hot_rows": [-1]}, "the id -1, not in"),
-        ({"hot_rows": [7, 3, 7]}, "the id 7 2 times"),
         ({"hot_rows": range(10)}, "all 10 rows; use placement='replicated'"),
         ({"hot_rows": 10}, "their number, from 1 to below .*=10, got 10"),
         ({"hot_rows": 0}, "from 1 to below .*, got 0"),
-        ({"hot_rows": [0.5]}, "must be integers, .* array of float64"),
-        ({"hot_rows": [[1, 2]]}, r"must be integers, .* shape \(1, 2\)"),
+        ({"hot_rows": [0.5]}, "must be integers, .* got"),
         ({"hot_rows": True}, "must be integers, .* got True"),
         ({"hot_rows": None}, "must be integers, .* got None"),
-        ({"hot_rows": "12"}, "must be integers, .* array of <U1"),
+        ({"hot_rows": "12"}, "must be integers, .* got '12'"),
         ({"hot_rows": [1], "placement": "table"}, "not placement='table'"),
         ({"hot_rows": 1, "placement": "replicated"}, "='replicated'"),
         ({"hot_rows": 1, "keys": tfrs_embed.DynamicKeys()}, "with keys"),
@@ -389,34 +386,29 @@ def test_weights_are_nested_as_the_config_is(nesting):
     )
 
 
-class Sides(typing.NamedTuple):
-    left: object
-    right: object
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_nesting_is_the_same_after_a_round_trip(as_json):
-    elsewhere = collections.namedtuple("Elsewhere", "a b")
-    elsewhere.__module__ = "a.module.that.is.not.here"
     layer = make_layer(
         {
-            ("pair", 0): Pair(feature(), feature()),
-            ("list", 0): [Sides((feature(),), feature())],
-            ("pair", 1): elsewhere(feature(), feature()),
+            ("pair", 0): (feature(), feature()),
+            ("list", 0): [[(feature(),), feature()]],
         }
     )
     config = layer.get_config()
     if as_json:
         config = json.loads(json.dumps(config))
     other = PartialTPUEmbedding.from_config(config)
-    outputs = other(layer._spec.structure.pack(dict.fromkeys(range(6), IDS)))
-    assert list(outputs) == [("pair", 0), ("list", 0), ("pair", 1)]
-    assert type(outputs["pair", 0]) is Pair
-    [sides] = outputs["list", 0]
-    assert type(sides) is Sides
-    assert type(sides.left) is tuple
-    # Where it isn't, one of its name and fields.
-    tf.nest.assert_same_structure(outputs["pair", 1], elsewhere(0, 0))
+    outputs = other(layer._spec.structure.pack(dict.fromkeys(range(4), IDS)))
+    assert list(outputs) == [("pair", 0), ("list", 0)]
+    assert type(outputs["pair", 0]) is tuple
+    [[[single], _]] = outputs["list", 0]
+    assert single.shape == [2, 4]
+
+
+def test_a_config_stores_no_named_tuple():
+    layer = make_layer({"a": Pair(feature(), feature())})
+    with pytest.raises(NotImplementedError, match="named tuple Pair"):
+        layer.get_config()
 
 
 def test_keys_of_the_inputs_may_come_in_any_order():

@@ -1,6 +1,5 @@
 """What steps, calls and models do to tables with `DynamicKeys`, and don't."""
 
-import copy
 import gc
 import threading
 import weakref
@@ -498,39 +497,6 @@ def test_a_worker_may_have_tables_of_one_device_that_others_have_not():
     before = dict(replicas._numbers)
     step(make(), ids())
     assert replicas._numbers == before
-
-
-def test_a_deep_copy_shares_nothing():
-    layer = trained()
-    copied = copy.deepcopy(layer)
-    assert copied.get_config() == layer.get_config()
-    assert_same(state(copied), state(layer))
-    before = state(layer)
-    step(copied, ids(a=(70, 80), word=("z", "z")))
-    assert_same(state(layer), before)
-    # It goes on as the layer does, candidates included.
-    step(layer, ids(a=(70, 80), word=("z", "z")))
-    assert_same(state(layer), state(copied))
-    assert copy.deepcopy(make()).step is None
-
-
-@pytest.mark.parametrize("kind", ["embedding", "all2all"])
-def test_a_deep_copy_of_other_layers(kind):
-    keys = tf.constant([[[7], [-3]]], tf.int64)
-    if kind == "embedding":
-        layer = layers.DynamicEmbedding(2, [7, 1], input_dim=5)
-    else:
-        layer = layers.All2AllDenseEmbedding(5, 2, 2, 1, eviction="lru")
-    for each in (layer, copy.deepcopy(layer)):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(each(keys))
-        differentiate(tape, loss, each.trainable_variables)
-        copied = copy.deepcopy(each)
-        for name, variable in each.table.variables.items():
-            np.testing.assert_array_equal(
-                copied.table.variables[name].numpy(), variable.numpy()
-            )
-        assert set(copied.table.keys()) >= {-3, 7}
 
 
 class TestInitialValues:

@@ -3,7 +3,6 @@
 Their numbers are those of the conformance tests.
 """
 
-import copy
 import tempfile
 
 import numpy as np
@@ -240,13 +239,10 @@ def test_a_layer_is_made_again_and_saved(strategy):
     assert places["a"].endswith(" replicas, copies of 15 hot rows")
     assert places["c"].endswith(" replicas")
     with strategy.scope():
-        for other in (
-            type(layer).from_config(layer.get_config()),
-            copy.deepcopy(layer),
-        ):
-            other.build(None)
-            assert other.get_config() == layer.get_config()
-            assert set(engine_of(other)._hot_rows.tables) == set(HOT)
+        other = type(layer).from_config(layer.get_config())
+        other.build(None)
+    assert other.get_config() == layer.get_config()
+    assert set(engine_of(other)._hot_rows.tables) == set(HOT)
     # A SavedModel applies the update that waits, to the copies as well.
     module = tf.Module()
     module.layer = layer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -254,17 +252,12 @@ def _encode(template: Any) -> Any:
         return {
             "dict": [[key, _encode(node)] for key, node in template.items()]
         }
-    nodes = [_encode(node) for node in template]
     if hasattr(template, "_fields"):
-        kind = type(template)
-        return {
-            "namedtuple": {
-                "module": kind.__module__,
-                "name": kind.__qualname__,
-                "fields": list(kind._fields),
-                "nodes": nodes,
-            }
-        }
+        raise NotImplementedError(
+            "A layer's config can't store the named tuple "
+            f"{type(template).__name__} of features: use a dict."
+        )
+    nodes = [_encode(node) for node in template]
     return {"tuple" if isinstance(template, tuple) else "list": nodes}
 
 
@@ -274,9 +267,6 @@ def _decode(config: Any, leaves: list[Any]) -> Any:
     [(kind, nodes)] = config.items()
     if kind == "dict":
         return {_key(key): _decode(node, leaves) for key, node in nodes}
-    if kind == "namedtuple":
-        children = [_decode(node, leaves) for node in nodes["nodes"]]
-        return _named_tuple(nodes)(*children)
     children = [_decode(node, leaves) for node in nodes]
     return tuple(children) if kind == "tuple" else children
 
@@ -284,19 +274,3 @@ def _decode(config: Any, leaves: list[Any]) -> Any:
 def _key(key: Any) -> Any:
     """Returns a dict's key; JSON made lists of tuples."""
     return tuple(map(_key, key)) if isinstance(key, list) else key
-
-
-def _named_tuple(config: Mapping[str, Any]) -> Any:
-    """Returns the class of a stored named tuple.
-
-    Loading a file imports no modules. If the class isn't loaded, a new one
-    replaces it, which TensorFlow treats as the same.
-    """
-    found: Any = sys.modules.get(config["module"])
-    for name in config["name"].split("."):
-        found = getattr(found, name, None)
-    fields = tuple(config["fields"])
-    if isinstance(found, type) and getattr(found, "_fields", None) == fields:
-        return found
-    name = config["name"].rpartition(".")[2]
-    return collections.namedtuple(name, fields, rename=True)

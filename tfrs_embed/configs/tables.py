@@ -589,7 +589,7 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
     """Returns the ids of rows with copies, ascending, or their number.
 
     Raises:
-        ValueError: an id is out of range or given twice, or there are too many.
+        ValueError: an id is out of range, or there are too many.
         TypeError: they are not integers.
     """
     number = as_int(value)
@@ -600,36 +600,26 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
                 f"below vocabulary_size={rows}, got {value!r}."
             )
         return number
-    what = f"{where}: hot_rows must be integers, or their number"
     try:
-        ids = np.asarray(
-            value if isinstance(value, np.ndarray) else list(value)
-        )
+        ids = np.unique(np.asarray(list(value), None if len(value) else int))
     except (TypeError, ValueError):
-        raise TypeError(f"{what}, got {value!r}.") from None
-    if not ids.size:
-        return ()
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        ids = np.empty([0])
+    if ids.dtype.kind not in "iu":
         raise TypeError(
-            f"{what}, got an array of {ids.dtype} of the shape {ids.shape}."
+            f"{where}: hot_rows must be integers, or their number, got "
+            f"{value!r}."
         )
-    unique, counts = np.unique(ids, return_counts=True)
-    for wrong in (unique[0], unique[-1]):
+    for wrong in ids[[0, -1]] if ids.size else ():
         if not 0 <= wrong < rows:
             raise ValueError(
                 f"{where}: hot_rows has the id {wrong}, not in [0, {rows})."
             )
-    if unique.size < ids.size:
-        raise ValueError(
-            f"{where}: hot_rows has the id {unique[counts > 1][0]} "
-            f"{counts.max()} times."
-        )
-    if unique.size == rows:
+    if ids.size == rows:
         raise ValueError(
             f"{where}: hot_rows has all {rows} rows; use "
             "placement='replicated'."
         )
-    return tuple(unique.tolist())
+    return tuple(ids.tolist())
 
 
 def _dtype_name(dtype: Any, what: str) -> str:
@@ -639,14 +629,8 @@ def _dtype_name(dtype: Any, what: str) -> str:
     except (TypeError, ValueError):
         name = str(dtype)
     if name not in DTYPES:
-        hint = ""
-        if name == "int8":
-            hint = (
-                " Rows of 8 bits are there to serve a model: "
-                "tfrs_embed.serving.export(rows='int8')."
-            )
         raise ValueError(
-            f"{what} must be one of {list(DTYPES)}, got {dtype!r}.{hint}"
+            f"{what} must be one of {list(DTYPES)}, got {dtype!r}."
         )
     return name
 

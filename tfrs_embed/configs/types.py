@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypedDict
 
 from tfrs_embed.optimizers.declared import OptimizerName
@@ -71,11 +70,8 @@ class HasLearningRate(Protocol):
         """The rate."""
 
 
-#: The optimizer of a table: a name, an object, an entry of a layer's config, or
-#: None.
-Optimizer = (
-    OptimizerName | HasLearningRate | TableOptimizer | Mapping[str, Any] | None
-)
+#: The optimizer of a table: a name, an object, or None.
+Optimizer = OptimizerName | HasLearningRate | TableOptimizer | None
 
 
 class KerasArguments(TypedDict, total=False):

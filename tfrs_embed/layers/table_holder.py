@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import tensorflow as tf
@@ -456,33 +456,12 @@ class TableHolder(Layer):
         return cls(**arguments)
 
     def __reduce__(self) -> Any:
-        """Lets Python pickle the layer with its tables, slots and step.
-
-        With several workers, all must pickle it. Raises the errors of
-        `get_config`.
-        """
-        config, build = self.get_config(), self.get_build_config()
-        return _rebuild, (type(self), config, build, list(self._values()))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
-        """Copies the layer, under its strategy; see `__reduce__`."""
-        with strategies.scope(self._strategy):
-            # An iterator: only one value is in memory at a time.
-            config, build = self.get_config(), self.get_build_config()
-            copied = _rebuild(type(self), config, build, self._values())
-        memo[id(self)] = copied
-        return copied
-
-    def _values(self) -> Iterator[tuple[str, str, Any]]:
-        """Each variable's table, name and value; deferred updates applied."""
-        if not self._has_tables:
-            return
-        self.drain()
-        for table, state in self.tables.items():
-            for name, variable in state.variables.items():
-                yield table, name, variable.numpy()
-        if self.step is not None:
-            yield "", "step", self.step.numpy()
+        """Refuses `pickle` and `copy`, which would lose the tables' values."""
+        raise TypeError(
+            f"Layer '{self.name}' can't be pickled or copied by itself. Pickle "
+            "or save its model; or make an untrained layer by "
+            "from_config(layer.get_config())."
+        )
 
     def _note_kinds(self, ids: Mapping[int, Any]) -> None:
         """Notes which features' ids, by index, are ragged or sparse."""
@@ -541,20 +520,3 @@ class TableHolder(Layer):
                 k: v for k, v in children.items() if k in self._CHECKPOINTED
             }
         return children
-
-
-def _rebuild(
-    cls: type[TableHolder],
-    config: dict[str, Any],
-    build: dict[str, Any],
-    values: Iterable[tuple[str, str, Any]],
-) -> TableHolder:
-    """Makes a layer from its config, build config and `_values`."""
-    layer = cls.from_config(config)
-    if build:  # It has tables.
-        layer.build_from_config(build)
-    # Keys are assigned before their rows.
-    for table, name, value in values:
-        holder = layer.tables[table].variables if table else {name: layer.step}
-        holder[name].assign(value)
-    return layer

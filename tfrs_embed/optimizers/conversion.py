@@ -57,9 +57,8 @@ def convert(
         optimizer: None; an `OptimizerName`: an optimizer of
             `tf.tpu.experimental.embedding` or `tfrs_embed.optimizers` with
             defaults; such an object; an optimizer of tf_keras or Keras 3 that
-            is a rule's, also in a LossScaleOptimizer; a
-            `tfrs_embed.optimizers.Regularized`; or a dict from `serialize` or
-            `keras.optimizers.serialize`.
+            is a rule's, also in a LossScaleOptimizer; or a
+            `tfrs_embed.optimizers.Regularized`.
         where: begins error messages: "Table 'user'".
         keras: the Keras of the table's layer; None: unknown.
 
@@ -73,17 +72,6 @@ def convert(
     """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
-    if isinstance(optimizer, Mapping):
-        own = keras or kerases.default()
-        if not {"kind", "class_name"} & {*optimizer} or (
-            "config" not in optimizer
-        ):
-            raise ValueError(
-                f"{where}: a dict for an optimizer must be what "
-                f"{own.__name__}.optimizers.serialize returns, with the keys "
-                f"'class_name' and 'config', got the keys {list(optimizer)}."
-            )
-        return convert(deserialize(optimizer, own), where, keras)
     source = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, where)
@@ -329,10 +317,6 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     """
     if optimizer is None:
         return None
-    if isinstance(optimizer, Mapping):
-        if trained_by is None:
-            return copy.deepcopy(optimizer)
-        optimizer = trained_by.source  # The object that was made of it.
     if isinstance(optimizer, Regularized):
         config = {
             k: list(v) if isinstance(v, tuple) else v
@@ -379,7 +363,7 @@ def _assigned_rate(
 
 
 def deserialize(config: Any, keras: Any) -> Any:
-    """Returns the optimizer that `serialize`, or a Keras's, stored.
+    """Returns the optimizer that `serialize` stored.
 
     `keras` makes its Keras optimizer or schedule.
     """
@@ -387,8 +371,6 @@ def deserialize(config: Any, keras: Any) -> Any:
         return config
     # Keras writes into what it reads.
     config = copy.deepcopy(dict(config))
-    if "kind" not in config:
-        return keras.optimizers.deserialize(config)
     if config["kind"] == "keras":
         return keras.optimizers.deserialize(config["config"])
     arguments = config["config"]

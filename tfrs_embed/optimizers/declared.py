@@ -59,7 +59,7 @@ class Regularized:
         1.0
 
     Attributes:
-        optimizer: a table's optimizer, or its name, not a dict.
+        optimizer: a table's optimizer, or its name.
         clipvalue: the largest magnitude of each number of a row's gradient, or
             limits (low, high), one of which may be None.
         row_clipnorm: the largest norm of a row's gradient.
@@ -85,11 +85,8 @@ class Regularized:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.optimizer is None or isinstance(self.optimizer, Mapping):
-            given = self.optimizer
-            raise TypeError(
-                f"{name} needs an optimizer or its name, got {given!r}."
-            )
+        if self.optimizer is None:
+            raise TypeError(f"{name} needs an optimizer or its name, got None.")
         if self.options == NO_OPTIONS:
             raise ValueError(f"{name} needs one of {[*vars(NO_OPTIONS)]}.")
 

@@ -46,29 +46,20 @@ def warn(optimizer: Any, variables: Sequence[Any]) -> None:
         return
     for variable in variables:
         layer, of_tables = getattr(variable, _ATTRIBUTE, ("", {}))
-        # Tables that lack the same settings are named together.
-        lacking: dict[tuple[str, ...], list[str]] = {}
-        for table, options in of_tables.items():
-            given = options.given()
-            clips = any(name in given for name in CLIPS)
-            missing = tuple(
-                name
-                for name in asked
-                if not (clips if name in CLIPS else name in given)
-            )
-            if missing:
-                lacking.setdefault(missing, []).append(table)
-        for missing, tables in lacking.items():
-            settings = " and ".join(
-                f"{name}={asked[name]!r}" for name in missing
-            )
-            warnings.warn(
-                f"Layer '{layer}': the tables {tables} are trained by "
-                f"optimizers of their own, without {settings} of the model's "
-                f"optimizer '{optimizer.name}'. clipvalue, clipnorm, "
-                "global_clipnorm and weight_decay can be given to the layer's "
-                "or the tables' optimizer, if it is Keras's, or by "
-                "tfrs_embed.optimizers.Regularized. Tables have no use_ema "
-                "and no gradient_accumulation_steps.",
-                stacklevel=2,
-            )
+        for name, value in asked.items():
+            alike = CLIPS if name in CLIPS else (name,)
+            lacking = [
+                table
+                for table, options in of_tables.items()
+                if not options.given().keys() & set(alike)
+            ]
+            if lacking:
+                warnings.warn(
+                    f"Layer '{layer}': the tables {lacking} are trained by "
+                    f"optimizers of their own, without {name}={value!r} of the "
+                    f"model's optimizer '{optimizer.name}'. Give clipping and "
+                    "decay to these optimizers too, as to Keras's, or by "
+                    "tfrs_embed.optimizers.Regularized. Tables have no use_ema "
+                    "and no gradient_accumulation_steps.",
+                    stacklevel=2,
+                )
