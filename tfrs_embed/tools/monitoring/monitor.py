@@ -51,12 +51,12 @@ class TableMonitor:
     callback. Measuring changes nothing: updates that a pipelined layer has
     deferred stay deferred, and are in a later report.
 
-    A monitor keeps 28 bytes of each row that it reads, and the values of up to
-    10,000 rows of each of a table's shards. Each of several workers measures
-    the rows in its own memory, without waiting for the others.
+    Changes are those of up to 10,000 of the rows that are read of each of a
+    table's shards: a monitor keeps their values. Each of several workers
+    measures the rows in its own memory, without waiting for the others.
 
     Example:
-        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+        >>> movies = tfrs_embed.TableConfig("movies", 10_000, 8)
         >>> layer = tfrs_embed.PartialTPUEmbedding(
         ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
         ... )
@@ -69,7 +69,7 @@ class TableMonitor:
         >>> gradients = tape.gradient(loss, layer.trainable_variables)
         >>> report = monitor.measure()
         >>> report["movies"].changed_share
-        0.0001
+        0.0002
 
     Args:
         layer: a layer with tables.
@@ -160,7 +160,7 @@ class TableMonitor:
             dim=state.spec.dim,
             dtype=state.table.dtype.name,
             bytes=sum(p.bytes for parts in held.values() for p in parts),
-            rows_read=len(now.ids),
+            rows_read=len(now.norms),
             norms=quantiles(now.norms[np.isfinite(now.norms)]),
             nonfinite_rows=now.nonfinite,
             untouched_share=now.untouched,
@@ -182,11 +182,18 @@ class TableMonitor:
         if before is not None and size:
             moved = np.ones(size, bool)  # As new keys have.
             old, new = rows.common(before.rows.ids, now.ids)
-            moved[new] = before.rows.fingerprints[old] != now.fingerprints[new]
+            last, value = before.rows.values[old], now.values[new]
+            moved[new] = (last.view(np.uint8) != value.view(np.uint8)).any(1)
             changed[new] = before.changed[old]
             changed[moved] = step
+            with np.errstate(over="ignore", invalid="ignore"):
+                norms = rows.norms(
+                    value.astype(np.float32) - last.astype(np.float32)
+                )
             more["changed_share"] = float(moved.mean())
-            more["update_norms"] = _update_norms(before.rows, now)
+            more["update_norms"] = quantiles(
+                norms[np.isfinite(norms) & (norms > 0)]
+            )
             more["idle_shares"] = _idle_shares(
                 np.maximum(changed, first), step, step - first
             )
@@ -217,17 +224,6 @@ def _idle_shares(used: np.ndarray, step: int, known: int) -> dict[int, float]:
     return {
         n: float(np.mean(used <= step - n)) for n in IDLE_STEPS if n <= known
     }
-
-
-def _update_norms(
-    before: rows.ReadRows, now: rows.ReadRows
-) -> dict[float, float]:
-    """Returns quantiles of the norms of changes of rows with kept values."""
-    old, new = rows.common(before.kept, now.kept)
-    with np.errstate(over="ignore", invalid="ignore"):
-        change = now.values[new] - before.values[old]
-    length = rows.norms(change)
-    return quantiles(length[np.isfinite(length) & (length > 0)])
 
 
 def _with_keys(

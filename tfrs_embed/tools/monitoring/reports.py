@@ -104,8 +104,8 @@ class TableReport:
         untouched_by: how this was found: "slots", which still have their
             initial values, or "values", which have not changed since the
             monitor's first report.
-        changed_share: the share of rows that changed since the last report;
-            None: this is the first.
+        changed_share: the share of rows that changed since the last report, of
+            up to 10,000 rows of each shard; None: this is the first.
         update_norms: quantiles of the Euclidean norms of changes since the last
             report, as `norms`, of rows that changed; empty: there are none.
         idle_shares: by a number of steps, the share of rows that no update has

@@ -13,7 +13,7 @@ from tfrs_embed.storage.state import TableState
 
 #: The size of a block, in bytes.
 BLOCK_BYTES = 4 << 20
-#: The number of rows of a shard whose values are kept, for norms of updates.
+#: The most rows of a shard whose values are kept, for changes between reports.
 KEPT_ROWS = 10_000
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -24,23 +24,19 @@ class ReadRows:
     """Rows that were read for a report, in any order.
 
     Attributes:
-        ids: the rows' numbers or keys, [n] int64.
-        fingerprints: a number that differs if a row's values do, [n] uint64.
         norms: Euclidean norms, [n] float32; NaN or infinite if the row is, or
             if its norm overflows.
         nonfinite: the number of rows with a NaN or an infinity.
         untouched: the share of rows whose slots all have their initial values;
             None: there are no slots, or no rows.
-        kept: the ids of rows whose values are kept, [k] int64.
-        values: these values, [k, dim] float32.
+        ids: the numbers or keys of the rows whose values are kept, [k] int64.
+        values: these rows, [k, dim].
     """
 
-    ids: np.ndarray
-    fingerprints: np.ndarray
     norms: np.ndarray
     nonfinite: int
     untouched: float | None
-    kept: np.ndarray
+    ids: np.ndarray
     values: np.ndarray
 
 
@@ -55,20 +51,18 @@ def read(state: TableState, most: int | None) -> ReadRows:
         (state.held(name), initial)
         for name, initial in state.initial_slots.items()
     ]
+    dtype = state.table.dtype.as_numpy_dtype
     ids = [np.zeros(0, np.int64)]
-    kept = [np.zeros(0, np.int64)]
-    prints = [np.zeros(0, np.uint64)]
+    values = [np.zeros([0, state.spec.dim], dtype)]
     lengths = [np.zeros(0, np.float32)]
-    values = [np.zeros([0, state.spec.dim], np.float32)]
-    nonfinite, offset = 0, 0
     untouched = [np.zeros(0, bool)]
+    nonfinite, offset = 0, 0
     for shard, part in enumerate(state.held(PARAMETERS)):
         numbers = sample(part, most)
         of_part = numbers + offset if part.keys is None else part.keys[numbers]
         offset += part.rows
         step = max(1, -(-len(numbers) // KEPT_ROWS))
-        ids.append(of_part)
-        kept.append(of_part[::step])
+        ids.append(of_part[::step])
         done = 0
         for block in _blocks(part, numbers):
             length = norms(block)
@@ -76,8 +70,7 @@ def read(state: TableState, most: int | None) -> ReadRows:
             # Of large numbers the norm may overflow, and only the norm.
             bad = block[~np.isfinite(length)].astype(np.float64)
             nonfinite += int(np.count_nonzero(~np.isfinite(bad).all(1)))
-            prints.append(fingerprints(block))
-            values.append(block[-done % step :: step].astype(np.float32))
+            values.append(block[-done % step :: step])
             done += len(block)
         initial = np.ones(len(numbers), bool)
         for parts, value in slots:
@@ -87,12 +80,10 @@ def read(state: TableState, most: int | None) -> ReadRows:
         untouched.append(initial)
     every = np.concatenate(untouched)
     return ReadRows(
-        np.concatenate(ids),
-        np.concatenate(prints),
         np.concatenate(lengths),
         nonfinite,
         float(every.mean()) if slots and every.size else None,
-        np.concatenate(kept),
+        np.concatenate(ids),
         np.concatenate(values),
     )
 
@@ -134,21 +125,6 @@ def norms(rows: np.ndarray) -> np.ndarray:
     wide = rows.astype(np.float32, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.einsum("ij,ij->i", wide, wide))
-
-
-def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """Returns a number for each row that shows changes, [n] uint64.
-
-    It is the sum of the row's words, each times a random odd number of its
-    column, modulo 2 ** 64. A change of one word changes the sum; changes of
-    several words leave it as it is with a probability of about 2 ** -63.
-    """
-    word = np.dtype(f"u{min(rows.dtype.itemsize, 8)}")
-    words = np.ascontiguousarray(rows).view(word).astype(np.uint64)
-    random = np.random.default_rng(7).integers(
-        0, 1 << 63, words.shape[1], np.uint64
-    )
-    return words @ (random * np.uint64(2) + np.uint64(1))
 
 
 def common(
