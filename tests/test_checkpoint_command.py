@@ -14,7 +14,7 @@ import tfrs_embed
 from helpers import change_byte, differentiate
 from processes import environment
 from tfrs_embed import progress
-from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint import bundle, stored
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.tools.conversion import convert
 from tfrs_embed.tools.conversion.command import main
@@ -371,9 +371,9 @@ def test_damaged_files_are_named(
         objects = tf.train.Checkpoint(**{attribute: objects})
     path = objects.write(str(tmp_path / "c"))
     if large:
-        monkeypatch.setattr(bundle, "LARGE_BYTES", 100)
+        monkeypatch.setattr(stored, "LARGE_BYTES", 100)
     name = "_variables/t/parameters/.ATTRIBUTES/VARIABLE_VALUE"
-    [entry] = Index(path).pieces(name)
+    [entry] = Index(path).pieces[name]
     if how == "changed":
         change_byte(entry.file, entry.offset + 99)
     elif how == "cut":

@@ -28,7 +28,7 @@ from faults.kills import MODULES
 from forks import ForkServer
 from nightly import ALL
 from processes import TESTS, ForkedCluster, environment
-from tfrs_embed.checkpoint import bundle, session
+from tfrs_embed.checkpoint import bundle, session, stored
 from tfrs_embed.kernels import build
 
 pytestmark = [pytest.mark.more, pytest.mark.xdist_group("crashes")]
@@ -389,8 +389,7 @@ def check_named(path, error):
 def damaged(request, runs, job, tmp_path, monkeypatch):
     """Restores what is left of a checkpoint after something was done to it."""
     if request.param == "pieces":
-        # Tables saved in large pieces are not read by TensorFlow.
-        monkeypatch.setattr(bundle, "LARGE_BYTES", 0)
+        monkeypatch.setattr(stored, "LARGE_BYTES", 0)
     run = runs("workers", "manager")
     path = tmp_path / "ckpt-3"
 

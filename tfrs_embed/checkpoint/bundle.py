@@ -7,25 +7,22 @@ for.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import stored
 from tfrs_embed.checkpoint.index import Index
-from tfrs_embed.checkpoint.stored import REMEDY, Piece
+from tfrs_embed.checkpoint.stored import REMEDY
 
 #: Bytes of a slice, unless one row has more.
 BLOCK_BYTES = 16 << 20
 #: Bytes that TensorFlow writes at a time, and so the memory that writing takes.
 PART_BYTES = 64 << 20
-#: Larger pieces of other programs' tensors are not read by TensorFlow, which
-#: would read a whole piece for some of its rows.
-LARGE_BYTES = 64 << 20
 
 # Parts of TensorFlow's messages that only name its operations.
 _NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
@@ -145,6 +142,7 @@ class BundleReader:
     Attributes:
         shapes: the tensors' shapes by name.
         dtypes: the tensors' dtypes by name.
+        pieces: the tensors' slices in data files by name.
         rates: learning rates of tables by optimizer, for `SavedRate`.
         progress: called with numbers of bytes that were read.
 
@@ -155,13 +153,11 @@ class BundleReader:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self._index = Index(prefix)
-        self.shapes = self._index.shapes
-        self.dtypes = self._index.dtypes
+        index = Index(prefix)
+        self.shapes, self.dtypes = index.shapes, index.dtypes
+        self.pieces = index.pieces
         self.rates: dict[Any, dict[str, float]] = {}
         self.progress: Callable[[int], None] | None = None
-        # The pieces of tensors with a large piece, by name.
-        self._large: dict[str, list[Piece]] = {}
 
     def read(self, name: str) -> tf.Tensor:
         """Returns a whole tensor."""
@@ -171,39 +167,23 @@ class BundleReader:
 
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
-        pieces = self._large_pieces(name)
-        if pieces:
+        if any(p.size > stored.LARGE_BYTES for p in self.pieces[name]):
+            rows = self.read_array(name, start, size)
             with tf.device("CPU:0"):
-                rows = tf.constant(stored.read_rows(pieces, start, size))
-        else:
-            spec = slice_spec(self.shapes[name], start, size)
-            rows = self._read(name, spec)
-        self._count(name, [size, *self.shapes[name][1:]])
+                return tf.constant(rows)
+        rows = self._read(name, slice_spec(self.shapes[name], start, size))
+        self._count(name, rows.shape)
         return rows
 
-    def nbytes(self, name: str) -> int:
-        """The size of a tensor in bytes; 0 for strings."""
-        return math.prod(self.shapes[name]) * self.dtypes[name].size
+    def read_array(self, name: str, start: int, size: int) -> np.ndarray:
+        """Does what `read_rows` does, without reading whole large pieces.
 
-    def _count(self, name: str, shape: Sequence[int]) -> None:
-        if self.progress is not None:
-            self.progress(math.prod(shape) * self.dtypes[name].size)
-
-    def pieces(self, name: str) -> list[Piece]:
-        """A tensor's pieces in the data files; see `Index.pieces`."""
-        return self._index.pieces(name)
-
-    def _large_pieces(self, name: str) -> list[Piece]:
-        """The pieces of a tensor with a large piece; else empty."""
-        if self.nbytes(name) <= LARGE_BYTES:
-            return []
-        if name not in self._large:
-            self._large[name] = []
-            with contextlib.suppress(ValueError):
-                pieces = self.pieces(name)
-                if max(piece.size for piece in pieces) > LARGE_BYTES:
-                    self._large[name] = pieces
-        return self._large[name]
+        It is slower than TensorFlow, which `read_rows` uses for small pieces.
+        """
+        shape = self.shapes[name]
+        rows = stored.read_rows(self.pieces[name], shape, start, size)
+        self._count(name, rows.shape)
+        return rows
 
     def _read(self, name: str, slice_: str) -> tf.Tensor:
         try:
@@ -212,23 +192,25 @@ class BundleReader:
                     prefix=self.prefix,
                     tensor_names=[name],
                     shape_and_slices=[slice_],
-                    dtypes=[self._index.dtypes[name]],
+                    dtypes=[self.dtypes[name]],
                 )
         except tf.errors.OpError as error:
             raise type(error)(
                 None,
                 None,
                 f"'{name}' can't be read from the checkpoint '{self.prefix}': "
-                f"{self._file_of(name)}{message_of(error)}. {REMEDY}",
+                f"it is in {self.pieces[name][0].file}. {message_of(error)}. "
+                f"{REMEDY}",
             ) from error
         return value
 
-    def _file_of(self, name: str) -> str:
-        """Words for the tensor's file; empty if it has several."""
-        files: set[str] = set()
-        with contextlib.suppress(ValueError):
-            files = {piece.file for piece in self.pieces(name)}
-        return f"it is in {files.pop()}. " if len(files) == 1 else ""
+    def nbytes(self, name: str) -> int:
+        """The size of a tensor in bytes; 0 for strings."""
+        return math.prod(self.shapes[name]) * self.dtypes[name].size
+
+    def _count(self, name: str, shape: Sequence[int]) -> None:
+        if self.progress is not None:
+            self.progress(math.prod(shape) * self.dtypes[name].size)
 
 
 def slice_spec(shape: Sequence[int], start: int, size: int) -> str:

@@ -7,8 +7,7 @@ tensorflow/core/lib/io/format.h.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import google_crc32c
 import tensorflow as tf
@@ -21,17 +20,17 @@ _FOOTER = 48
 # Bytes after each block: its compression, and a checksum.
 _TRAILER = 5
 _VARINT_BYTES = 10
-# The limits of TensorFlow's shapes.
-_MOST_DIMS = 254
-_MOST = 2**63 - 1
 
 
 class Index:
-    """The index of the checkpoint `prefix`, with all entries checked.
+    """The index of the checkpoint `prefix`.
 
-    TensorFlow aborts the process over some damaged entries, such as a negative
-    size, and allocates memory for data that are not there. Its errors don't
-    name the files. `shapes` and `dtypes` are the tensors' by name.
+    TensorFlow's errors of damaged files don't name the files.
+
+    Attributes:
+        shapes: the tensors' shapes by name.
+        dtypes: the tensors' dtypes by name.
+        pieces: each tensor's slices; one piece if it was saved whole.
 
     Raises:
         tf.errors.NotFoundError: there is no index.
@@ -44,102 +43,70 @@ class Index:
         self._path = f"{prefix}.index"
         with tf.io.gfile.GFile(self._path, "rb") as file:
             self._data = file.read()
+        self.shapes: dict[str, list[int]] = {}
+        self.dtypes: dict[str, tf.DType] = {}
+        self.pieces: dict[str, list[Piece]] = {}
         try:
-            values = dict(self._entries())
-            self._header = tensor_bundle_pb2.BundleHeaderProto.FromString(
-                values.pop(b"")
-            )
-            if self._header.num_shards < 1:
-                raise self._damaged("it has no data files")
-            tensors: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
-            # Each tensor's slices, in the order of their keys.
-            slices: dict[str, list[Piece]] = {}
-            for key, value in values.items():
-                proto = self._checked_proto(key, value)
-                if key.startswith(b"\0"):
-                    name = _tensor_of(key)
-                    piece = self._piece(name, proto)
-                    slices.setdefault(name, []).append(piece)
-                else:
-                    tensors[key.decode()] = proto
-            self.shapes: Mapping[str, list[int]] = {
-                name: [dim.size for dim in proto.shape.dim]
-                for name, proto in tensors.items()
-            }
-            self.dtypes: Mapping[str, tf.DType] = {
-                name: tf.as_dtype(proto.dtype)
-                for name, proto in tensors.items()
-            }
-            self._pieces = {
-                name: self._find_pieces(name, proto, slices.get(name, []))
-                for name, proto in tensors.items()
-            }
+            self._find_tensors(dict(self._entries()))
         except tf.errors.DataLossError:
             raise
         except Exception as error:  # A protobuf's, or an IndexError.
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         self._check_files()
 
-    def pieces(self, name: str) -> list[Piece]:
-        """The pieces of a tensor's rows in their order; one if saved whole.
-
-        Raises:
-            ValueError: the tensor was saved in slices of columns, or on a
-                big-endian machine.
-        """
-        header = tensor_bundle_pb2.BundleHeaderProto
-        if self._header.endianness != header.LITTLE:
-            raise ValueError(f"'{name}' was saved on a big-endian machine.")
-        row = tuple(self.shapes[name][1:])
-        if any(piece.shape[1:] != row for piece in self._pieces[name]):
-            raise ValueError(
-                f"'{name}' was saved in slices of its columns, not of its rows "
-                "alone."
+    def _find_tensors(self, entries: dict[bytes, bytes]) -> None:
+        header_proto = tensor_bundle_pb2.BundleHeaderProto
+        header = header_proto.FromString(entries.pop(b""))
+        if header.endianness != header_proto.LITTLE:
+            raise self._damaged("a big-endian machine wrote it")
+        protos: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
+        # Each tensor's slices, in the order of their keys.
+        slices: dict[str, list[Piece]] = {}
+        for key, value in entries.items():
+            proto = tensor_bundle_pb2.BundleEntryProto.FromString(value)
+            is_slice = key.startswith(b"\0")
+            name = _tensor_of(key) if is_slice else key.decode()
+            shape = [dim.size for dim in proto.shape.dim]
+            dtype = tf.as_dtype(proto.dtype)
+            piece = Piece(
+                name=name,
+                file=f"{self._prefix}.data-{proto.shard_id:05d}-of-"
+                f"{header.num_shards:05d}",
+                offset=proto.offset,
+                size=proto.size,
+                shape=tuple(shape),
+                dtype=dtype,
+                masked_crc=proto.crc32c,
+                starts=[0] * len(shape),
             )
-        return self._pieces[name]
-
-    def _find_pieces(
-        self,
-        name: str,
-        proto: tensor_bundle_pb2.BundleEntryProto,
-        pieces: list[Piece],
-    ) -> list[Piece]:
-        """Sets the first rows of a tensor's slices, `pieces`, and checks them.
-
-        A tensor without slices is one piece.
-        """
-        if not proto.slices:
-            return [self._piece(name, proto)]
-        if len(pieces) != len(proto.slices):
-            raise self._damaged(f"a slice of '{name}' is missing")
-        # A slice's start and length in each dimension, (0, -1) for all of it.
-        # Keys are sorted in this order.
-        slices = sorted(
-            [
-                (e.start, e.length if e.HasField("length") else -1)
-                for e in s.extent
-            ]
-            for s in proto.slices
-        )
-        for extents, piece in zip(slices, pieces, strict=True):
-            shape = []
-            for (start, length), size in zip(
-                extents, self.shapes[name], strict=True
-            ):
-                if (start, length) == (0, -1):
-                    length = size
-                if not 0 <= start <= start + length <= size:
-                    raise self._damaged(f"a slice of '{name}' is outside of it")
-                shape.append(length)
-            if piece.shape != tuple(shape) or piece.dtype != proto.dtype:
-                raise self._damaged(f"a slice of '{name}' has another shape")
-            piece.start = extents[0][0]
-        return pieces
+            if is_slice:
+                slices.setdefault(name, []).append(piece)
+                continue
+            protos[name] = proto
+            self.shapes[name], self.dtypes[name] = shape, dtype
+            self.pieces[name] = [piece]
+        for name, proto in protos.items():
+            if not proto.slices:
+                continue
+            # A slice's start and length in each dimension, (0, -1) for all of
+            # it. Keys are sorted in this order.
+            extents = sorted(
+                [
+                    (e.start, e.length if e.HasField("length") else -1)
+                    for e in s.extent
+                ]
+                for s in proto.slices
+            )
+            self.pieces[name] = slices.get(name, [])
+            if len(self.pieces[name]) != len(extents):
+                raise self._damaged(f"a slice of '{name}' is missing")
+            for piece, extent in zip(self.pieces[name], extents, strict=True):
+                piece.starts = [start for start, _ in extent]
 
     def _check_files(self) -> None:
         """Checks that the data files are there, and long enough."""
         last: dict[str, tuple[int, str]] = {}
-        for name, pieces in self._pieces.items():
+        for name, pieces in self.pieces.items():
             for piece in pieces:
                 found = piece.offset + piece.size, name
                 last[piece.file] = max(found, last.get(piece.file, found))
@@ -149,52 +116,6 @@ class Index:
                     f"The checkpoint '{self._prefix}' can't be read: '{file}' "
                     f"is missing or cut off, and ends before '{name}' does"
                 )
-
-    def _checked_proto(
-        self, key: bytes, value: bytes
-    ) -> tensor_bundle_pb2.BundleEntryProto:
-        proto = tensor_bundle_pb2.BundleEntryProto.FromString(value)
-        sizes = [dim.size for dim in proto.shape.dim]
-        dtype = tf.as_dtype(proto.dtype)
-        elements = math.prod(sizes)
-        # Without zeros, as products of some dimensions must be numbers too.
-        product = math.prod(max(1, size) for size in sizes)
-        if (
-            proto.shape.unknown_rank
-            or len(sizes) > _MOST_DIMS
-            or min(sizes, default=0) < 0
-            or product * max(1, dtype.size) > _MOST
-            or not 0 <= proto.shard_id < self._header.num_shards
-            or min(proto.offset, proto.size) < 0
-            or proto.offset + proto.size > _MOST
-        ):
-            raise self._damaged(f"the entry of {key!r} is impossible")
-        if proto.slices:
-            return proto  # Its slices have the bytes.
-        if dtype in (tf.string, tf.variant, tf.resource):
-            # Each element takes at least one byte, for its length.
-            if elements > proto.size:
-                raise self._damaged(f"{key!r} has too few bytes")
-        elif elements * dtype.size != proto.size:
-            raise self._damaged(
-                f"{key!r} has {proto.size} bytes, but the shape {sizes} of "
-                f"{dtype.name}"
-            )
-        return proto
-
-    def _piece(
-        self, name: str, proto: tensor_bundle_pb2.BundleEntryProto
-    ) -> Piece:
-        shards = self._header.num_shards
-        return Piece(
-            name=name,
-            file=f"{self._prefix}.data-{proto.shard_id:05d}-of-{shards:05d}",
-            offset=proto.offset,
-            size=proto.size,
-            shape=tuple(d.size for d in proto.shape.dim),
-            dtype=tf.as_dtype(proto.dtype),
-            masked_crc=proto.crc32c,
-        )
 
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
         if self._data[-8:] != _MAGIC or len(self._data) < _FOOTER:

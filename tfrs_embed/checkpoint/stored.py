@@ -14,15 +14,18 @@ import tensorflow as tf
 
 #: The end of errors about damaged files.
 REMEDY = "Use an earlier checkpoint, or another copy of this one."
+#: The size of a large piece.
+LARGE_BYTES = 64 << 20
 
 _VERIFY_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(eq=False)
 class Piece:
-    """A tensor, or some of its rows, in a data file.
+    """A tensor, or a slice of it, in a data file.
 
-    Reading all rows in their order verifies the checksum.
+    The first read verifies the checksum. That of a large piece, whose rows are
+    read in their order, is verified as its last rows are read.
 
     Attributes:
         name: the tensor's name.
@@ -32,7 +35,7 @@ class Piece:
         shape: the piece's shape.
         dtype: the tensor's dtype.
         masked_crc: the bytes' checksum, of `masked_crc32c`.
-        start: the first row's index in the tensor.
+        starts: the first index in each dimension of the tensor.
     """
 
     name: str
@@ -42,35 +45,48 @@ class Piece:
     shape: tuple[int, ...]
     dtype: tf.DType
     masked_crc: int
-    start: int = 0
+    starts: Sequence[int]
 
     def __post_init__(self) -> None:
         # The checksum of the rows read in order so far, and the next row.
         self._crc, self._next = 0, 0
+        self._verified = False
+
+    @property
+    def start(self) -> int:
+        """The first row's index in the tensor."""
+        return self.starts[0]
 
     @property
     def end(self) -> int:
         """The last row's index in the tensor, plus one."""
         return self.start + self.shape[0]
 
-    @property
-    def row_bytes(self) -> int:
-        """The size of a row in bytes."""
-        return self.size // max(1, self.shape[0])
-
     def rows(self, start: int, end: int) -> np.ndarray:
         """Returns the rows from `start` to `end`."""
-        size = (end - start) * self.row_bytes
+        whole = (start, end) == (self.start, self.end)
+        in_order = self.size > LARGE_BYTES and start in (self.start, self._next)
+        if not (self._verified or whole or in_order):
+            row_bytes = max(1, self.size // self.shape[0])
+            step = max(1, _VERIFY_BYTES // row_bytes)
+            for first in range(self.start, self.end, step):
+                self._read(first, min(first + step, self.end))
+        data = self._read(start, end)
+        shape = (end - start, *self.shape[1:])
+        return np.frombuffer(data, self.dtype.as_numpy_dtype).reshape(shape)
+
+    def _read(self, start: int, end: int) -> bytes:
+        row_bytes = self.size // self.shape[0]
         with tf.io.gfile.GFile(self.file, "rb") as file:
-            if file.size() < self.offset + self.size:
-                raise damaged(
-                    f"'{self.file}' is cut off: it ends within '{self.name}'"
-                )
-            file.seek(self.offset + (start - self.start) * self.row_bytes)
-            data = file.read(size)
+            file.seek(self.offset + (start - self.start) * row_bytes)
+            data = file.read((end - start) * row_bytes)
+        if len(data) < (end - start) * row_bytes:
+            raise damaged(
+                f"'{self.file}' is cut off: it ends within '{self.name}'"
+            )
         if start == self.start:
-            self._crc, self._next = 0, start
-        if start == self._next:
+            self._crc = 0
+        if not self._verified:
             self._crc = google_crc32c.extend(self._crc, data)
             self._next = end
             if end == self.end and masked_crc32c(self._crc) != self.masked_crc:
@@ -78,32 +94,41 @@ class Piece:
                     f"'{self.file}' is damaged: the checksum of "
                     f"'{self.name}' is wrong"
                 )
-        shape = (end - start, *self.shape[1:])
-        return np.frombuffer(data, self.dtype.as_numpy_dtype).reshape(shape)
+            self._verified = end == self.end
+        return data
 
 
-def read_rows(pieces: Sequence[Piece], start: int, size: int) -> np.ndarray:
+def read_rows(
+    pieces: Sequence[Piece], shape: Sequence[int], start: int, size: int
+) -> np.ndarray:
     """Returns `size` rows from `start` on of a tensor with these `pieces`.
 
     Raises:
-        tf.errors.DataLossError: a file is too short, or the checksum of a piece
-            that was read in order is wrong.
+        tf.errors.DataLossError: a file is too short, a checksum is wrong, or
+            slices are missing.
     """
-    end = start + size
-    parts = [
-        piece.rows(max(start, piece.start), min(end, piece.end))
+    end, shape = start + size, (size, *shape[1:])
+    parts = {
+        piece: piece.rows(max(start, piece.start), min(end, piece.end))
         for piece in pieces
         if piece.start < end and start < piece.end
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def verify(pieces: Sequence[Piece]) -> None:
-    """Verifies the checksums of a tensor's pieces; raises DataLossError."""
-    for piece in pieces:
-        step = max(1, _VERIFY_BYTES // max(1, piece.row_bytes))
-        for start in range(piece.start, piece.end, step):
-            piece.rows(start, min(start + step, piece.end))
+    }
+    rows = np.empty(shape, pieces[0].dtype.as_numpy_dtype)
+    if sum(part.size for part in parts.values()) != rows.size:
+        raise damaged(
+            f"'{pieces[0].file}' is damaged: slices of '{pieces[0].name}' are "
+            "missing"
+        )
+    for piece, part in parts.items():
+        if part.shape == shape:
+            return part
+        first = max(start, piece.start) - start
+        starts = [first, *piece.starts[1:]]
+        place = [
+            slice(s, s + n) for s, n in zip(starts, part.shape, strict=True)
+        ]
+        rows[tuple(place)] = part
+    return rows
 
 
 def masked_crc32c(crc: int) -> int:

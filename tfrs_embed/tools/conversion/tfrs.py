@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint import stored
 from tfrs_embed.checkpoint.names import key_of
 from tfrs_embed.compat.private_tensorflow import sparse_core_layout_pb2
 from tfrs_embed.ops.update import PARAMETERS
@@ -141,21 +140,16 @@ def _stacked(saved: SavedObjects, stack: Column, layout: Any) -> Column:
             f"Its layout says that it has {stack_rows} rows, and that '"
             f"{layout.table_name}' takes {dim} columns of it."
         )
-    pieces = saved.reader.pieces(key_of(stack.name))
-    verified = False
+    key = key_of(stack.name)
 
     def read(start: int, size: int) -> np.ndarray:
-        nonlocal verified
-        if not verified:
-            stored.verify(pieces)
-            verified = True
         values = np.empty((size, dim), np.float32)
         for first in range(start, min(start + shards, start + size)):
             # Row i of the table is on the shard i modulo `shards`, behind row
             # i - shards.
             count = len(range(first, start + size, shards))
             row = int(flat_rows(layout, first))
-            rows_there = stored.read_rows(pieces, row, count)
+            rows_there = saved.reader.read_array(key, row, count)
             values[first - start :: shards] = rows_there[:, :dim]
         return values
 
