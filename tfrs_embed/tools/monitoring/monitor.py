@@ -56,7 +56,7 @@ class TableMonitor:
     measures the rows in its own memory, without waiting for the others.
 
     Example:
-        >>> movies = tfrs_embed.TableConfig("movies", 10_000, 8)
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
         >>> layer = tfrs_embed.PartialTPUEmbedding(
         ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
         ... )
@@ -65,11 +65,11 @@ class TableMonitor:
         >>> monitor.measure()["movies"].untouched_share
         1.0
         >>> with tf.GradientTape() as tape:
-        ...     loss = tf.reduce_sum(layer(tf.constant([3, 7])))
+        ...     loss = tf.reduce_sum(layer(tf.range(200)))
         >>> gradients = tape.gradient(loss, layer.trainable_variables)
         >>> report = monitor.measure()
         >>> report["movies"].changed_share
-        0.0002
+        0.01
 
     Args:
         layer: a layer with tables.
