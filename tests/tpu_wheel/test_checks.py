@@ -43,11 +43,8 @@ def test_steps_are_refused_as_by_the_emulated_slice(name, soft_placement):
             tpu_check.check(program, SLICE)
     else:
         report = tpu_check.check(program, SLICE)
-        [function] = report.functions
-        if step.on_host is None:
-            assert not function.host_operations
-        else:
-            assert function.host_operations[step.on_host] == 1
+        [checked] = report.programs
+        assert step.on_host not in checked.program.operations
 
 
 def test_the_kernels_of_tpus_are_those_that_the_emulation_knows():
@@ -107,28 +104,13 @@ def one_layer(**options):
     return lambda: make_layer(["dense"], ["big"], **options)
 
 
-def test_an_error_names_the_layers_call_and_the_users_line():
+def test_an_error_of_the_code_is_raised_as_it_is():
     with pytest.raises(
-        tpu_check.CheckError,
-        match=r"call PartialTPUEmbedding 'partial_tpu_embedding\w*' \(at "
-        r".*test_checks.py:\d+\): Feature 'dense_big' .*: ids: they are "
-        r"computed inside strategy.run, by the operation FloorMod 'mod'",
+        ValueError,
+        match=r"Feature 'dense_big' .*: ids: they are computed inside "
+        r"strategy.run, by the operation FloorMod 'mod'",
     ):
         tpu_check.check(look_up(one_layer(), lambda ids: ids % 7), SLICE)
-
-
-def test_an_error_in_the_update_names_it(monkeypatch):
-    def refuse(*_):
-        raise NotImplementedError("not today")
-
-    from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
-
-    monkeypatch.setattr(SparseCoreEngine, "_apply_gradients", refuse)
-    with pytest.raises(
-        tpu_check.CheckError,
-        match=r"the update, in the gradient, of EngineLayer .*: not today",
-    ):
-        tpu_check.check(look_up(one_layer()), SLICE)
 
 
 def test_an_error_names_the_operations_line():
@@ -251,14 +233,13 @@ def test_results_of_unknown_shape_and_strings():
     assert len(tpu_check.check(program, SLICE).programs) == 1
 
 
-def test_functions_of_one_name_are_told_apart(tmp_path):
+def test_functions_of_one_name_are_told_apart():
     def program(strategy):
         for size in (2, 3):
             traced(strategy, STEPS["add"])(tf.ones([size]))
 
-    report = tpu_check.check(program, SLICE, output=tmp_path)
+    report = tpu_check.check(program, SLICE)
     assert [f.name for f in report.functions] == ["function", "function_2"]
-    assert len(list(tmp_path.glob("*.stablehlo"))) == 2
 
 
 def test_code_without_a_tpu_program_is_an_error():
@@ -349,10 +330,8 @@ def command(*arguments):
     )
 
 
-def test_the_command_runs_a_script(script, tmp_path):
-    done = command(
-        script, "--topology", "v6e-4", "--output", tmp_path / "out", "--", "3"
-    )
+def test_the_command_runs_a_script(script):
+    done = command(script, "--topology", "v6e-4", "--", "3")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "arguments ['3']" in done.stdout
     assert "v6e:2x2 (4 chips of 2 SparseCores): 5 programs" in done.stdout
@@ -360,28 +339,8 @@ def test_the_command_runs_a_script(script, tmp_path):
     assert "stopped at the second call of train_function" in done.stdout
     assert re.search(r"stopped: 'items/\w+' has no values", done.stdout)
     assert "items" in done.stdout
-    texts = [p.name for p in (tmp_path / "out").glob("*.stablehlo")]
-    assert sorted(texts) == [f"train_function.{i}.stablehlo" for i in range(5)]
     # The lowering's own lines for each operation are left out.
     assert "Lowering Xla" not in done.stderr
-
-
-def test_the_command_runs_a_function(tmp_path):
-    path = tmp_path / "steps.py"
-    path.write_text(
-        "import tensorflow as tf\n"
-        "def train(strategy):\n"
-        "    @tf.function\n"
-        "    def step(x):\n"
-        "        strategy.run(lambda x: x + 1, (x,))\n"
-        "    step(tf.ones([3]))\n"
-    )
-    done = command(f"{path}:train", "--topology", "v5e:2x2")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "v5e:2x2 (4 chips): 1 program\n" in done.stdout
-    done = command(f"{path}:evaluate", "--topology", "v5e:2x2")
-    assert done.returncode == 2
-    assert "has no function 'evaluate'" in done.stderr
 
 
 def test_the_commands_errors(script, tmp_path):

@@ -142,15 +142,11 @@ try:
         PartitionedCsrFormatTensor,
     )
 
-    # The part of a table that TF's own initializers are asked for.
-    from tensorflow.python.trackable.base import ShardInfo
-
     # Tables whose parts are on several devices restore from one tensor.
     from tensorflow.python.training.saving.saveable_object import SaveSpec
 
-    # `tf.nest` with paths, and over composite tensors' components; the user's
-    # line in an error's text.
-    from tensorflow.python.util import nest, tf_stack
+    # `tf.nest` with paths, and over composite tensors' components.
+    from tensorflow.python.util import nest
 except ImportError as error:
     raise ImportError(
         f"tfrs_embed {__version__} works with TensorFlow {OLDEST_TENSORFLOW} "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 
 def text_table(
@@ -34,6 +35,28 @@ def text_table(
     rule = "  ".join("-" * width for width in widths)
     result = [text(head), rule, *map(text, lines)]
     return result if total is None else [*result, rule, text(total)]
+
+
+def value_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the lines of a table with a column for each key of the rows.
+
+    Columns of texts are left-aligned. Keys that end in "bytes" have sizes.
+    """
+    if not rows:
+        return []
+    left = [name for name, value in rows[0].items() if isinstance(value, str)]
+    lines = [[_cell(*item) for item in row.items()] for row in rows]
+    return text_table(list(rows[0]), lines, left)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def format_bytes(size: float) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
 from tfrs_embed.compat import strict_json
-from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.compat.text_table import value_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,38 +143,13 @@ class LimitsReport:
 
     def __str__(self) -> str:
         # Names of stacks are long, so tables' lines have stacks' numbers.
-        number = {s.stack: str(i) for i, s in enumerate(self.stacks)}
-        tables = [
-            {
-                "table": t.table,
-                "rows": f"{t.rows:,}",
-                "dim": str(t.dim),
-                "ids": f"{t.ids:,}",
-                "unique ids": f"{t.unique_ids:,}",
-                "share": f"{t.share:.1%}",
-                "stack": number[t.stack],
-            }
-            for t in self.tables
-        ]
+        number = {s.stack: i for i, s in enumerate(self.stacks)}
+        tables = [{**vars(t), "stack": number[t.stack]} for t in self.tables]
         stacks = [
-            {
-                "stack": number[s.stack],
-                "max ids": f"{s.max_ids:,}",
-                "max unique": f"{s.max_unique_ids:,}",
-                "fullest core": str(s.fullest_sparse_core),
-                "load": f"{s.load:.2f}x",
-                "headroom": f"{s.headroom_ids:,}",
-                "of unique": f"{s.headroom_unique_ids:,}",
-                "tables/chip": format_bytes(s.table_bytes),
-                "buffers/chip": format_bytes(s.buffer_bytes),
-                "name": s.stack,
-            }
+            {**vars(s), "stack": number[s.stack], "name": s.stack}
             for s in self.stacks
         ]
         head = f"{self.batches:,} batches on {self.topology}"
-        return "\n".join([head, "", *_text(tables), "", *_text(stacks)])
-
-
-def _text(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    lines = [list(row.values()) for row in rows]
-    return text_table(list(rows[0]), lines, ("table", "name")) if rows else []
+        return "\n".join(
+            [head, "", *value_table(tables), "", *value_table(stacks)]
+        )

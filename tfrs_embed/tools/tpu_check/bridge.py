@@ -7,9 +7,7 @@ programs, and split pipelined loops into stages.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
 import itertools
 import os
 import re
@@ -33,44 +31,24 @@ _PIPELINE = "tf-replicated-clustering-bridge-v2"
 _PROGRAM = re.compile(
     r"^  func\.func private @(_func\w*)\((.*?)^  }$", re.DOTALL | re.MULTILINE
 )
-# A program of one replica has the host's own name.
-_HOST = re.compile(
-    r'"tf_device\.launch"\(\) <\{device = "(?:TPU_REPLICATED_HOST|[^"]*CPU:)'
-)
-_OP = re.compile(r'"tf\.(\w+)"')
 _PLACE = re.compile(r"^-:\d+:\d+: ")
 _LONGEST = 500
 _numbers = itertools.count()
 
 
-@dataclasses.dataclass(frozen=True)
-class Bridged:
-    """A function after the bridge.
+def bridge(recorded: Recorded, tpu_slice: Slice) -> list[str]:
+    """The text in MLIR of each TPU program of a traced function.
 
-    Attributes:
-        name: the function's name.
-        text: the MLIR module.
-        programs: the text of each TPU program, a function of the module.
-        host_operations: the number of operations on the host in a step of one
-            replica, by kind.
+    Raises CheckErrors.
     """
-
-    name: str
-    text: str
-    programs: tuple[str, ...]
-    host_operations: collections.Counter[str]
-
-
-def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
-    """Runs TensorFlow's bridge on a traced function; raises CheckErrors."""
     text = _import(recorded.function, tpu_slice)
     bridged = run_passes(text, _PIPELINE, f"function '{recorded.name}'")
-    programs = tuple(match[0] for match in _PROGRAM.finditer(bridged))
+    programs = [match[0] for match in _PROGRAM.finditer(bridged)]
     if not programs:
         raise CheckError(
             f"TensorFlow's bridge found no TPU program in '{recorded.name}'."
         )
-    return Bridged(recorded.name, bridged, programs, _host_operations(bridged))
+    return programs
 
 
 def run_passes(text: str, pipeline: str, what: str) -> str:
@@ -175,13 +153,3 @@ def _import(function: Any, tpu_slice: Slice) -> str:
     devices = ", ".join(f'"{name}"' for name in offline.devices(tpu_slice))
     head = "module attributes {"
     return text.replace(head, f"{head}tf.devices = [{devices}], ", 1)
-
-
-def _host_operations(text: str) -> collections.Counter[str]:
-    found: collections.Counter[str] = collections.Counter()
-    for match in _HOST.finditer(text):
-        start = text.index("({", match.end())
-        end = text.index("tf_device.return", start)
-        found.update(_OP.findall(text[start:end]))
-    found.pop("Yield", None)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,8 @@ import tensorflow as tf
 from tfrs_embed.compat.strategies import NoValuesError
 from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import tpu_library
-from tfrs_embed.tools.tpu_check.blame import blaming, locate
-from tfrs_embed.tools.tpu_check.bridge import Bridged, bridge
+from tfrs_embed.tools.tpu_check.blame import locate
+from tfrs_embed.tools.tpu_check.bridge import bridge
 from tfrs_embed.tools.tpu_check.compiling import Compiler
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.lowering import Program, lower
@@ -36,7 +35,6 @@ def check(
     topology: str | Slice,
     *,
     compiler: Compiler | None = None,
-    output: str | pathlib.Path | None = None,
 ) -> Report:
     """Checks that TensorFlow and libtpu accept the TPU programs of some code.
 
@@ -74,16 +72,16 @@ def check(
         topology: a slice, "v5p:2x2x1" or "v5p-8".
         compiler: a Python with jax and libtpu; None: this one, if both are
             installed; else the programs are not compiled.
-        output: a folder for the programs' texts; None: they are not written.
 
     Returns:
         The report.
 
     Raises:
-        CheckError: TensorFlow can't trace the code, or refuses a program. The
-            message names the layer's call, or the operation.
+        CheckError: TensorFlow refuses a program, or there is none. The message
+            names the operation, and the code's lines that make it.
         ValueError: the slice does not exist.
         TypeError: `topology` is not a name.
+        Exception: an error of the code itself.
     """
     tpu_slice = Slice.of(topology)
     tpu_library.require()
@@ -95,18 +93,16 @@ def check(
             "no TPU program to check."
         )
     tpu_library.set_sparse_cores(tpu_slice.sparse_cores)
-    bridged, programs = [], []
+    found: list[tuple[str, list[Program]]] = []
     for recorded in recorder.functions:
         with _located(recorded):
-            bridged.append(bridge(recorded, tpu_slice))
-            programs.append(lower(bridged[-1]))
-    if output is not None:
-        _write(pathlib.Path(output), bridged, programs)
-    ready = [p for of in programs for p in of if p.stablehlo is not None]
+            programs = lower(recorded.name, bridge(recorded, tpu_slice))
+            found.append((recorded.name, programs))
+    ready = [p for _, of in found for p in of if p.stablehlo is not None]
     version, verdicts = None, {}
     if compiler is not None and ready:
-        version, found = compiler.compile(ready, tpu_slice)
-        verdicts = dict(zip(map(id, ready), found, strict=True))
+        version, compiled = compiler.compile(ready, tpu_slice)
+        verdicts = dict(zip(map(id, ready), compiled, strict=True))
     reason = None
     if version is None:
         reason = "no jax and libtpu in this Python, and no other was named"
@@ -116,11 +112,10 @@ def check(
         tpu_slice,
         tuple(
             CheckedFunction(
-                b.name,
+                name,
                 tuple(CheckedProgram(p, verdicts.get(id(p))) for p in of),
-                b.host_operations,
             )
-            for b, of in zip(bridged, programs, strict=True)
+            for name, of in found
         ),
         tf.__version__,
         version,
@@ -133,21 +128,13 @@ def check(
 def _trace(
     program: Callable[[tf.distribute.TPUStrategy], Any], tpu_slice: Slice
 ) -> Recorder:
-    with (
-        offline(tpu_slice) as resolver,
-        recording() as recorder,
-        blaming() as blamed,
-    ):
+    with offline(tpu_slice) as resolver, recording() as recorder:
         try:
             program(tf.distribute.TPUStrategy(resolver))
         except EndOfRecording:
             pass
         except NoValuesError as error:
             recorder.ended_by = str(error)
-        except Exception as error:
-            if not blamed:
-                raise
-            raise CheckError(blamed[0]) from error
     return recorder
 
 
@@ -164,15 +151,3 @@ def _located(recorded: Recorded) -> Iterator[None]:
         raise CheckError(
             f"{error}\nOperations of these kinds:\n{text}"
         ) from error
-
-
-def _write(
-    folder: pathlib.Path, bridged: list[Bridged], programs: list[list[Program]]
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for b, of in zip(bridged, programs, strict=True):
-        (folder / f"{b.name}.bridge.mlir").write_text(b.text, encoding="utf-8")
-        for p in of:
-            if p.stablehlo is not None:
-                path = folder / f"{p.name.replace('/', '.')}.stablehlo"
-                path.write_text(p.stablehlo, encoding="utf-8")

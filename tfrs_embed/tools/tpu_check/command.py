@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
+import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfrs_embed.sparsecore.slices import Slice
@@ -17,7 +17,6 @@ from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
     WRONG,
-    InputError,
     add_command,
     checked,
     fail,
@@ -53,12 +52,7 @@ def add_parser(commands: Any) -> None:
         "or the script failed.",
         "tfrs-embed tpu-check train.py --topology v5p-8 -- --epochs 3",
     )
-    parser.add_argument(
-        "program",
-        metavar="FILE.py[:FUNCTION]",
-        help="the script; with a function, that is called with the TPUStrategy "
-        "instead",
-    )
+    parser.add_argument("program", metavar="FILE.py", help="the script")
     parser.add_argument(
         "--topology",
         required=True,
@@ -72,12 +66,6 @@ def add_parser(commands: Any) -> None:
         help="a Python that has jax and libtpu [this one, if it has them]",
     )
     parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="where to write the programs' texts",
-    )
-    parser.add_argument(
         "--json", action="store_true", help="print JSON instead of text"
     )
     parser.set_defaults(run=run, arguments=[])
@@ -85,16 +73,15 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status, 1 if a program was refused."""
+    if not os.path.isfile(args.program):
+        return fail(f"there is no file {args.program!r}", WRONG)
     compiler = Compiler(args.compiler) if args.compiler else None
     try:
         report = check(
-            _program(args.program, args.arguments),
+            lambda strategy: _run_script(args.program, args.arguments),
             args.topology,
             compiler=compiler,
-            output=args.output,
         )
-    except InputError as error:
-        return fail(error, WRONG)
     except CheckError as error:
         # The text may have several lines, which `fail` would join.
         print(f"error: {error}", file=sys.stderr)
@@ -109,59 +96,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    """The report without the programs' texts, which --output writes."""
-    functions = [
-        {
-            "name": function.name,
-            "host_operations": function.host_operations,
-            "programs": [
-                {
-                    **{name: getattr(p.program, name) for name in _OF_PROGRAM},
-                    "compiled": p.compiled and dataclasses.asdict(p.compiled),
-                }
-                for p in function.programs
-            ],
-        }
-        for function in report.functions
-    ]
+    """The report without the programs' texts."""
     return {
         "slice": report.slice.name,
         **{name: getattr(report, name) for name in _OF_REPORT},
-        "functions": functions,
+        "programs": [
+            {
+                **{name: getattr(p.program, name) for name in _OF_PROGRAM},
+                "compiled": p.compiled and dataclasses.asdict(p.compiled),
+            }
+            for p in report.programs
+        ],
     }
 
 
-def _program(program: str, arguments: Sequence[str]) -> Callable[[Any], Any]:
-    """Returns a function of the strategy that runs the code to check."""
-    path, _, name = program.rpartition(":")
-    if not path.endswith(".py"):
-        path, name = program, ""
-    if not pathlib.Path(path).is_file():
-        raise InputError(f"there is no file {path!r}")
-    folder = str(pathlib.Path(path).resolve().parent)
-
-    def call(strategy: Any) -> None:
-        before = sys.argv[:], sys.path[:]
-        sys.argv = [path, *arguments]
-        sys.path.insert(0, folder)  # As if Python ran the script.
-        try:
-            if not name:
-                _run_script(path)
-                return
-            module = runpy.run_path(path, run_name="tpu_check")
-            if not callable(module.get(name)):
-                raise InputError(f"{path} has no function {name!r}")
-            module[name](strategy)
-        finally:
-            sys.argv[:], sys.path[:] = before
-
-    return call
-
-
-def _run_script(path: str) -> None:
+def _run_script(path: str, arguments: Sequence[str]) -> None:
+    before = sys.argv[:], sys.path[:]
+    sys.argv = [path, *arguments]
+    # As if Python ran the script.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         # A script reports a failure by its exit status.
         if ended.code not in (None, 0):
             raise CheckError(f"{path} ended with {ended.code}") from None
+    finally:
+        sys.argv[:], sys.path[:] = before

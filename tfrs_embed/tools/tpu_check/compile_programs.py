@@ -9,10 +9,9 @@ fields of `compiling.Compiled` for each file.
 
 from __future__ import annotations
 
-import collections
+import importlib.metadata
 import json
 import os
-import pathlib
 import re
 import sys
 import time
@@ -23,29 +22,22 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Several processes may compile at once; only one could use TPUs.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
-#: Instructions of SparseCores.
-_SPARSE = re.compile(
-    r'custom_call_target="(SparseGather|SparseMapRow|PartitionCsr|'
-    r'AllToAllDynamic)"'
-)
-
 
 def main(arguments: list[str]) -> None:
     """Compiles each file and prints the results."""
     topology, *paths = arguments
     client, options, devices = _connect(topology)
-    print(json.dumps({"compiler": _version(client)}), flush=True)
+    print(json.dumps({"compiler": _version()}), flush=True)
     for path in paths:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        start = time.perf_counter()
+        error, start = None, time.perf_counter()
         try:
-            found = _compile(client, options, devices, text)
-        except Exception as error:
-            found = {"error": re.sub(r"\s+", " ", str(error))[:2000]}
+            _compile(client, options, devices, text)
+        except Exception as refused:
+            error = re.sub(r"\s+", " ", str(refused))[:2000]
         seconds = round(time.perf_counter() - start, 2)
-        found = {"error": None, "seconds": seconds, **found}
-        print(json.dumps(found), flush=True)
+        print(json.dumps({"error": error, "seconds": seconds}), flush=True)
 
 
 def _connect(topology: str) -> tuple[Any, Any, Any]:
@@ -72,51 +64,21 @@ def _connect(topology: str) -> tuple[Any, Any, Any]:
     return devices[0].client, options, xla_client.DeviceList(tuple(devices))
 
 
-def _compile(
-    client: Any, options: Any, devices: Any, text: str
-) -> dict[str, Any]:
+def _compile(client: Any, options: Any, devices: Any, text: str) -> None:
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
     with mlir.make_ir_context():
-        executable = client.compile(
+        client.compile(
             ir.Module.parse(text),
             executable_devices=devices,
             compile_options=options,
         )
-    memory = executable.get_compiled_memory_stats()
-    found: dict[str, Any] = {"temporary_bytes": memory.temp_size_in_bytes}
-    try:
-        module = executable.hlo_modules()[0].to_string()
-    except Exception:
-        pass  # jaxlib can't read the module of a much newer libtpu.
-    else:
-        found["sparse_instructions"] = dict(
-            collections.Counter(sorted(_SPARSE.findall(module)))
-        )
-    try:
-        analysis = executable.cost_analysis()
-    except Exception:
-        analysis = {}
-    if isinstance(analysis, list):
-        analysis = analysis[0] if analysis else {}
-    for key, name in (("flops", "flops"), ("bytes_accessed", "bytes accessed")):
-        value = analysis.get(name, -1)
-        found[key] = value if value >= 0 else None  # -1: unknown.
-    return found
 
 
-def _version(client: Any) -> str:
+def _version() -> str:
     library = os.environ.get("TPU_LIBRARY_PATH")
-    if library is None:
-        import libtpu
-
-        library = libtpu.get_library_path()
-    # The folder beside the package's has the version in its name.
-    package = pathlib.Path(library).parent
-    for found in package.parent.glob("libtpu-*.dist-info"):
-        return found.name.removesuffix(".dist-info").replace("-", " ", 1)
-    return " ".join(client.platform_version.split())
+    return f"libtpu {library or importlib.metadata.version('libtpu')}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfrs_embed.sparsecore.slices import Slice
@@ -35,22 +35,10 @@ class Compiled:
     Attributes:
         error: why the compiler refuses the program; None: it accepts it.
         seconds: how long the compilation took.
-        flops: floating-point operations of the TensorCore, as the compiler
-            counts them; None if unknown.
-        bytes_accessed: bytes read and written, as the compiler counts them;
-            None if unknown.
-        temporary_bytes: memory for intermediate results in this compilation; a
-            run may need other amounts.
-        sparse_instructions: the number of SparseCore instructions, by kind;
-            None if the compiled program can't be read.
     """
 
     error: str | None
     seconds: float
-    flops: float | None = None
-    bytes_accessed: float | None = None
-    temporary_bytes: int | None = None
-    sparse_instructions: Mapping[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +47,13 @@ class Compiler:
 
     Example:
         >>> tfrs_embed.tpu_check.Compiler("compiler/bin/python")
-        Compiler(python='compiler/bin/python', library=None)
+        Compiler(python='compiler/bin/python')
 
     Attributes:
         python: the path of the Python.
-        library: the path of a libtpu.so to use in place of its own, or None.
     """
 
     python: str
-    library: str | None = None
 
     @classmethod
     def find(cls) -> Compiler | None:
@@ -111,8 +97,6 @@ class Compiler:
         environment = {**os.environ}
         # The other Python has packages of its own.
         environment.pop("PYTHONPATH", None)
-        if self.library is not None:
-            environment["TPU_LIBRARY_PATH"] = self.library
         command = [self.python, compile_programs.__file__, *arguments]
         try:
             done = subprocess.run(

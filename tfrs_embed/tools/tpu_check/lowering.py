@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tfrs_embed.tools.tpu_check.bridge import Bridged, run_passes
+from tfrs_embed.tools.tpu_check.bridge import run_passes
 from tfrs_embed.tools.tpu_check.errors import CheckError
 
 _INFERENCE = "tf-shape-inference"
@@ -124,12 +124,12 @@ class Program:
     stablehlo: str | None
 
 
-def lower(bridged: Bridged) -> list[Program]:
+def lower(name: str, programs: Sequence[str]) -> list[Program]:
     """Lowers a function's programs to StableHLO; raises CheckErrors."""
-    several = len(bridged.programs) > 1
+    several = len(programs) > 1
     return [
-        _lower(f"{bridged.name}/{i}" if several else bridged.name, text)
-        for i, text in enumerate(bridged.programs)
+        _lower(f"{name}/{i}" if several else name, text)
+        for i, text in enumerate(programs)
     ]
 
 
