@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 from tfrs_embed.testing import LocalCluster
 
@@ -83,12 +84,13 @@ class ForkedCluster(LocalCluster):
         command: the script that each worker runs, and its arguments.
         workers: the number of workers.
         env: environment variables on top of this process's.
-        delays: seconds after which each worker starts; None: all at once.
+        pause: seconds to wait before each worker starts.
     """
 
-    def __init__(self, server, command, workers, env, delays=None):
-        self._server = server
-        super().__init__(command, workers, env, delays)
+    def __init__(self, server, command, workers, env, pause=0):
+        self._server, self._pause = server, pause
+        super().__init__(command, workers, env)
 
     def _start(self, command, env, log):
+        time.sleep(self._pause)
         return self._server.start(command, env, log)

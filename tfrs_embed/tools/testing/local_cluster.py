@@ -13,9 +13,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-# TensorFlow's output if another process listens on the worker's port.
-_NO_SERVER = "Could not start gRPC server"
-
 
 class LocalCluster:
     """Starts worker processes that find each other over loopback.
@@ -38,10 +35,9 @@ class LocalCluster:
         command: the command that each worker runs, with its arguments.
         workers: the number of workers.
         env: environment variables to add to this process's.
-        delays: seconds after which each worker starts; None: all at once.
 
     Raises:
-        ValueError: `workers` is less than 1, or `delays` has another length.
+        ValueError: `workers` is less than 1.
     """
 
     def __init__(
@@ -49,29 +45,21 @@ class LocalCluster:
         command: Sequence[str],
         workers: int,
         env: Mapping[str, str] | None = None,
-        delays: Sequence[float] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}.")
-        if delays is not None and len(delays) != workers:
-            raise ValueError(
-                f"delays must be one per worker, {workers}, got {len(delays)}."
-            )
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
-        self._addresses = [f"localhost:{port}" for port in _free_ports(workers)]
-        delays = delays or [0.0] * workers
-        begin = time.monotonic()
-        started = {}
-        for i in sorted(range(workers), key=delays.__getitem__):
-            time.sleep(max(0.0, begin + delays[i] - time.monotonic()))
+        addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+        self.processes = []
+        for i in range(workers):
             task = {"type": "worker", "index": i}
-            config = {"cluster": {"worker": self._addresses}, "task": task}
-            started[i] = self._start(
+            config = {"cluster": {"worker": addresses}, "task": task}
+            process = self._start(
                 list(command),
                 {**os.environ, **(env or {}), "TF_CONFIG": json.dumps(config)},
                 self.log(i),
             )
-        self.processes = [started[i] for i in range(workers)]
+            self.processes.append(process)
 
     def _start(
         self, command: list[str], env: dict[str, str], log: pathlib.Path
@@ -129,14 +117,10 @@ class LocalCluster:
         for i, process in enumerate(self.processes):
             code = process.poll()
             if code:
-                output = self.output(i)
-                text += f"\nWorker {i} has ended with exit code {code}. "
-                if _NO_SERVER in output:
-                    text += (
-                        f"Its address {self._addresses[i]} was in use: start "
-                        "another cluster, which takes other ports. "
-                    )
-                text += f"Its output ends:\n{output[-2000:]}"
+                text += (
+                    f"\nWorker {i} has ended with exit code {code}. Its output "
+                    f"ends:\n{self.output(i)[-2000:]}"
+                )
         return text
 
     def signal(self, worker: int, number: signal.Signals) -> None:
