@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 import tfrs_embed
 from tfrs_embed.compat.strategies import NO_SPARSE_CORES
@@ -27,13 +28,14 @@ def without_sparse_cores(monkeypatch):
     "use",
     [
         lambda: tfrs_embed.TPUEmbeddingV2(feature(), topology=(1, 2)),
+        lambda: EmulatedTPUStrategy((1, 2)),
         lambda: compute_limits([], feature(), (1, 2), progress=False),
         lambda: require_kernels(tf.distribute.get_strategy()),
         lambda: serialization.sparse_core_from_config(
             {"disable_table_stacking": True}
         ),
     ],
-    ids=["class", "limits", "engine", "stored_config"],
+    ids=["class", "slice", "limits", "engine", "stored_config"],
 )
 def test_sparse_cores_are_refused_by_name(without_sparse_cores, use):
     with pytest.raises(RuntimeError) as caught:

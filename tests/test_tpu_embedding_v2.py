@@ -164,13 +164,11 @@ def gradient_of(activation):
 class Model:
     """A TPUEmbeddingV2 and the reference, trained on the same steps."""
 
-    def __init__(self, topology, steps, pipelined=False, features=FEATURES):
+    def __init__(self, topology, steps, features=FEATURES):
         configs, start = configuration()
         self.features = features
         self.embedding = TPUEmbeddingV2(
             {name: configs[name] for name in features},
-            None,
-            pipelined,
             topology=topology,
         )
         self.reference = make_reference(start, features)
@@ -205,26 +203,19 @@ class Model:
             }
         return {k: v.stack() for k, v in outputs.items()}
 
-    def expect(self, first, last, late=False):
+    def expect(self, first, last):
         """The reference's activations of these steps, one list per feature."""
         activations = {name: [] for name in self.features}
-        waiting = None
         for i in range(first, last):
             ids = of_step(self.ids, i, "int64")
             weights = of_step(self.weights, i, "float32")
             found = self.reference.lookup(ids, weights)
             gradients = {k: gradient_of(v) for k, v in found.items()}
-            sums = self.reference.row_gradients(ids, weights, gradients)
-            if waiting is not None:
-                self.reference.update(waiting)
-            waiting = sums
-            if not late:
-                self.reference.update(waiting)
-                waiting = None
+            self.reference.update(
+                self.reference.row_gradients(ids, weights, gradients)
+            )
             for name, value in found.items():
                 activations[name].append(value)
-        if waiting is not None:
-            self.reference.update(waiting)
         return activations
 
     def check_tables(self):
@@ -255,8 +246,7 @@ TOPOLOGIES = [(chips, cores) for chips in (1, 2, 4) for cores in (2, 4)]
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_eager_steps_equal_the_reference(topology):
-    # Pipelining changes nothing outside of loops.
-    model = Model(topology, 3, pipelined=True)
+    model = Model(topology, 3)
     for i in range(3):
         found = model.step(i)
         expected = model.expect(i, i + 1)
@@ -264,8 +254,7 @@ def test_eager_steps_equal_the_reference(topology):
     model.check_tables()
 
 
-@nightly(lambda topology, pipelined: pipelined == (topology[0] == 2))
-@pytest.mark.parametrize("pipelined", [False, True])
+@nightly(lambda topology: topology[0] == 2)
 @pytest.mark.parametrize(
     ("topology", "features"),
     [
@@ -278,128 +267,21 @@ def test_eager_steps_equal_the_reference(topology):
     ],
     ids=str,
 )
-def test_loops_equal_the_reference(topology, features, pipelined):
-    model = Model(topology, 6, pipelined, features)
-    # The second loop sees all updates of the first; the last has one step.
-    for first, last in ((0, 3), (3, 5), (5, 6)):
+def test_loops_equal_the_reference(topology, features):
+    model = Model(topology, 5, features)
+    for first, last in ((0, 3), (3, 5)):
         found = model.loop(first, last)
-        check_activations(found, model.expect(first, last, late=pipelined))
+        check_activations(found, model.expect(first, last))
         model.check_tables()
 
 
-def test_a_pipelined_lookup_misses_only_the_last_update():
-    table = tpu.TableConfig(8, 8, tf.zeros_initializer(), name="t")
-    feature = tpu.FeatureConfig(table, output_shape=[2])
-    embedding = TPUEmbeddingV2(feature, tpu.SGD(1.0), True, topology=(1, 2))
-
-    @tf.function
-    def run(steps):
-        seen = tf.TensorArray(tf.float32, 0, True)
-        for i in tf.range(steps):
-            activations, preserved = embedding(tf.constant([0, 1]))
-            seen = seen.write(i, activations[0, 0])
-            embedding.apply_gradients(-tf.ones([2, 8]), preserved)
-        return seen.stack()
-
-    assert run(tf.constant(5)).numpy().tolist() == [0, 0, 1, 2, 3]
-    assert run(tf.constant(3)).numpy().tolist() == [5, 5, 6]
-    assert embedding.unstacked_tables["t"][0, 0] == 8
-
-
-@pytest.mark.parametrize("reason", ["context", "summaries"])
-def test_pipelining_can_be_suspended_in_a_loop(reason, tmp_path):
-    table = tpu.TableConfig(8, 8, tf.zeros_initializer(), name="t")
-    feature = tpu.FeatureConfig(table, output_shape=[2])
-    embedding = TPUEmbeddingV2(feature, tpu.SGD(1.0), True, topology=(1, 2))
-
-    @tf.function
-    def run():
-        seen = tf.TensorArray(tf.float32, 0, True)
-        for i in tf.range(3):
-            activations, preserved = embedding(tf.constant([0, 1]))
-            seen = seen.write(i, activations[0, 0])
-            embedding.apply_gradients(-tf.ones([2, 8]), preserved)
-        return seen.stack()
-
-    if reason == "context":
-        contexts = pytest.importorskip(
-            "tensorflow.python.tpu.embedding_context_utils",
-            reason="TensorFlow before 2.20 has no such context",
-        )
-        with contexts.SequentialEmbeddingContext():
-            found = run()
-    else:
-        writer = tf.summary.create_file_writer(str(tmp_path))
-        with writer.as_default(), tf.summary.record_if(True):
-            found = run()
-    assert found.numpy().tolist() == [0, 1, 2]
-
-
-def test_an_update_left_by_a_broken_loop_is_made_before_the_next_read():
-    embedding = simple(pipelined=True)
-
-    @tf.function
-    def run(ids):
-        for i in tf.range(len(ids)):
-            activations, preserved = embedding(ids[i])
-            embedding.apply_gradients(-tf.ones_like(activations), preserved)
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="id 9 is out"):
-        run(tf.constant([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 9]]))
-    # Two steps were made, the second one's update being due in the third.
-    assert value(embedding) == 2
-
-    table = embedding.embedding_tables["t"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="id 9 is out"):
-        run(tf.constant([[0, 1, 2, 3], [0, 1, 2, 9]]))
-    assert table[0, 0] == 2
-    embedding.drain()
-    embedding.drain()
-    assert table[0, 0] == 3
-
-
-def test_an_update_left_by_a_broken_loop_is_made_before_the_next_loop():
-    embedding = simple(pipelined=True)
-
-    @tf.function
-    def run(ids):
-        seen = tf.TensorArray(tf.float32, 0, True)
-        for i in tf.range(len(ids)):
-            activations, preserved = embedding(ids[i])
-            seen = seen.write(i, activations[0, 0])
-            embedding.apply_gradients(-tf.ones_like(activations), preserved)
-        return seen.stack()
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="id 9 is out"):
-        run(tf.constant([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 9]]))
-    assert run(tf.constant([[0, 1, 2, 3]] * 3)).numpy().tolist() == [2, 2, 3]
-
-
-def test_a_function_traced_outside_of_loops_is_pipelined_in_one():
-    embedding = simple(pipelined=True)
-    step = tf.function(lambda: train(embedding))
-
-    @tf.function
-    def run(steps):
-        seen = tf.TensorArray(tf.float32, 0, True)
-        for i in tf.range(steps):
-            seen = seen.write(i, step()[0, 0])
-        return seen.stack()
-
-    assert float(step()[0, 0]) == 0
-    assert float(step()[0, 0]) == 1
-    assert run(tf.constant(4)).numpy().tolist() == [2, 2, 3, 4]
-    assert float(step()[0, 0]) == 6
-
-
-def simple(pipelined=False, topology=(1, 4), rate=1.0, **table):
+def simple(topology=(1, 4), rate=1.0, **table):
     """One table of zeros, 9 rows and trained by SGD, and one feature."""
     arguments = {"initializer": tf.zeros_initializer(), "name": "t", **table}
     config = tpu.TableConfig(9, 5, **arguments)
     return TPUEmbeddingV2(
         tpu.FeatureConfig(config, output_shape=[4]),
         tpu.SGD(rate),
-        pipelined,
         topology=topology,
     )
 
@@ -491,19 +373,6 @@ def test_shards_are_slices_in_the_layout_of_tensorflow():
     assert set(embedding.variables["t"]) == {"parameters"}
 
 
-def test_an_initializer_that_knows_shards_is_called_for_the_whole_table():
-    seen = []
-
-    def initializer(shape, dtype, shard_info):
-        seen.append((tuple(shape), shard_info.shape, shard_info.offset))
-        return tf.ones(shard_info.shape)
-
-    embedding = simple(topology=(2, 2), initializer=initializer)
-    assert embedding.unstacked_tables["t"].numpy().min() == 1
-    assert seen == [((9, 5), (9, 5), (0, 0))]
-    assert np.sum(embedding.embedding_tables["t"]) == 9 * 5
-
-
 def test_a_checkpoint_holds_tables_and_slots(tmp_path):
     saved = Model((2, 2), 2)
     saved.step(0)
@@ -539,34 +408,6 @@ def test_a_checkpoint_of_another_topology_is_refused(built, tmp_path):
         other.build()
     with pytest.raises(ValueError, match="num_partitions 2, here 4"):
         tf.train.Checkpoint(embedding=other).restore(path)
-
-
-def test_a_restored_embedding_has_no_update_of_before(tmp_path):
-    embedding = simple(pipelined=True)
-    train(embedding)
-    checkpoint = tf.train.Checkpoint(embedding=embedding)
-    path = checkpoint.save(str(tmp_path / "c"))
-
-    @tf.function
-    def run(ids):
-        for i in tf.range(len(ids)):
-            activations, preserved = embedding(ids[i])
-            embedding.apply_gradients(-tf.ones_like(activations), preserved)
-
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        run(tf.constant([[0, 1, 2, 3], [0, 1, 2, 9]]))
-    checkpoint.restore(path).assert_consumed()
-    assert value(embedding) == 1
-
-
-def test_it_runs_under_a_one_device_strategy():
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with strategy.scope():
-        embedding = simple()
-    step = tf.function(lambda: strategy.run(lambda: train(embedding)))
-    step()
-    step()
-    assert value(embedding) == 2
 
 
 def test_stats_are_the_limits_that_a_batch_needs():
@@ -727,6 +568,11 @@ def feature(**arguments):
 def test_a_bad_configuration_is_refused(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make(**arguments)
+
+
+def test_pipelining_is_refused():
+    with pytest.raises(NotImplementedError, match="needs a TPUStrategy"):
+        TPUEmbeddingV2(feature(), tpu.SGD(1.0), True, topology=(1, 4))
 
 
 def test_other_strategies_are_refused():
@@ -927,7 +773,6 @@ def test_buffers_of_something_else_are_refused():
     for bad, text in (
         (3, "got int"),
         ({"t": 1}, r"got one with the keys \['t'\]"),
-        ({"t_u": 1}, "a tuple of 3, got int"),
         ({"t_u": (1, 2, 3)}, "a PartitionedCsrFormatTensor, got int"),
         (
             make(topology=(1, 2)).enqueue(ids),

@@ -74,15 +74,6 @@ def test_steps_are_refused_as_on_tpus(name, soft_placement):
         function(BATCH)
 
 
-def test_what_the_host_runs_is_logged(caplog):
-    tf.config.set_soft_device_placement(True)
-    function = traced(EmulatedTPUStrategy((2, 2)), STEPS["strings"])
-    with caplog.at_level("WARNING", "tensorflow"):
-        function(BATCH)
-    assert "AsString 'AsString'" in caplog.text
-    assert "its host will run it" in caplog.text
-
-
 def test_outside_compilation_is_the_hosts():
     tf.config.set_soft_device_placement(False)
 

@@ -389,7 +389,7 @@ class MidLevel:
 
 
 def mid_level(pipelined):
-    """TPUEmbeddingV2 itself, under a strategy, or of a slice of its own."""
+    """TPUEmbeddingV2 itself; on one device a layer with the same tables."""
 
     def run(strategy, scale, **_):
         features = {
@@ -414,15 +414,24 @@ def mid_level(pipelined):
             "a": make_ids(["ragged"], ["big"])["ragged_big"],
             "b": make_ids(["dense"], ["wide"])["dense_wide"],
         }
-        options = {}
         if not isinstance(strategy, tf.distribute.TPUStrategy):
-            # One process plays all chips, whose batches come together.
-            chips = int(scale)
-            options["topology"] = (chips, 4)
-            ids = {k: tf.concat([v] * chips, 0) for k, v in ids.items()}
+            layer = tfrs_embed.PartialTPUEmbedding(
+                features, tpu.Adam(0.1), pipelined, size_threshold=0
+            )
+            for _ in range(STEPS):
+                with tf.GradientTape() as tape:
+                    vectors = layer(ids, training=True)
+                    loss = tf.add_n(
+                        [
+                            0.25 * scale * tf.reduce_sum(v * v)
+                            for v in vectors.values()
+                        ]
+                    )
+                tape.gradient(loss, layer.trainable_variables)
+            return [layer]
         with strategy.scope():
             embedding = tfrs_embed.TPUEmbeddingV2(
-                features, tpu.Adam(0.1), pipelined, **options
+                features, tpu.Adam(0.1), pipelined
             )
             embedding.build()
 

@@ -9,7 +9,7 @@ padded to a multiple of 8 for each SparseCore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -70,38 +70,32 @@ def decode(
     )
 
 
-def activations(
-    entries: Entries, rows: tf.Tensor, samples: int, quantization: Any = None
+def quantize(
+    rows: tf.Tensor, low: float, high: float, buckets: int
 ) -> tf.Tensor:
+    """Rounds rows to the nearest of some equally distant values."""
+    quantum = (high - low) / (buckets - 1)
+    rows = tf.clip_by_value(rows, low, high)
+    return tf.floor((rows - low) / quantum + 0.5) * quantum + low
+
+
+def activations(entries: Entries, rows: tf.Tensor, samples: int) -> tf.Tensor:
     """Combines the entries' rows, [n, dim], into samples, [samples, dim].
 
-    Both are float32. A `QuantizationConfig` quantizes the rows first. A sample
-    without entries is zero.
+    Both are float32. A sample without entries is zero.
     """
-    if quantization is not None:
-        low, high = quantization.lower, quantization.upper
-        quantum = (high - low) / (quantization.num_buckets - 1)
-        rows = tf.clip_by_value(rows, low, high)
-        rows = tf.floor((rows - low) / quantum + 0.5) * quantum + low
     rows *= entries.gain[:, tf.newaxis]
     return tf.math.unsorted_segment_sum(rows, entries.sample, samples)
 
 
 def row_gradients(
-    entries: Sequence[Entries], gradients: Sequence[tf.Tensor]
+    entries: Entries, gradients: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums gradients by row, over several buffers.
+    """Sums the gradients of activations, [samples, dim], by row.
 
-    `gradients` has the gradients of each buffer's activations, [samples, dim].
     Returns the unique rows, [m] int32, in the order of their first entries, and
     their gradients, [m, dim] float32.
     """
-    rows, index = tf.unique(tf.concat([e.row for e in entries], 0))
-    parts = [
-        tf.gather(gradient, e.sample) * e.gain[:, tf.newaxis]
-        for e, gradient in zip(entries, gradients, strict=True)
-    ]
-    sums = tf.math.unsorted_segment_sum(
-        tf.concat(parts, 0), index, tf.size(rows)
-    )
-    return rows, sums
+    rows, index = tf.unique(entries.row)
+    parts = tf.gather(gradients, entries.sample) * entries.gain[:, tf.newaxis]
+    return rows, tf.math.unsorted_segment_sum(parts, index, tf.size(rows))

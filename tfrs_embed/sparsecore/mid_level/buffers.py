@@ -13,53 +13,39 @@ from tfrs_embed.sparsecore.layout import Layout
 Preserved = dict[str, PartitionedCsrFormatTensor]
 
 
-def enqueued(layout: Layout, value: Any) -> Preserved:
-    """Returns the buffers in `enqueue`'s result; refuses another layout's."""
-    source = "dequeue takes the result of enqueue"
-    buffers = _by_stack(layout, value, source)
-    for name, entry in buffers.items():
-        if not isinstance(entry, (tuple, list)) or len(entry) != 3:
-            raise ValueError(
-                f"{source}: for stack '{name}' a tuple of 3, got "
-                f"{type(entry).__name__}."
-            )
-        buffers[name] = entry[0]
-    return _checked(layout, buffers, source)
+def checked(
+    layout: Layout, value: Any, source: str, enqueued: bool = False
+) -> Preserved:
+    """Returns each stack's buffers; refuses those of another layout.
 
-
-def preserved(layout: Layout, value: Any) -> Preserved:
-    """Returns the second result of `dequeue`; see `enqueued`."""
-    source = "apply_gradients takes the second result of dequeue"
-    return _checked(layout, _by_stack(layout, value, source), source)
-
-
-def _by_stack(layout: Layout, value: Any, source: str) -> dict[str, Any]:
-    """A user's value for each stack, in the layout's order."""
-    if isinstance(value, Mapping) and set(value) == set(layout.stacks):
-        return {name: value[name] for name in layout.stacks}
-    got = type(value).__name__
-    if isinstance(value, Mapping):
-        got = f"one with the keys {list(value)}"
-    raise ValueError(
-        f"{source}: a dict with the stacks {list(layout.stacks)}, got {got}."
-    )
-
-
-def _checked(layout: Layout, found: dict[str, Any], source: str) -> Preserved:
-    specs = buffer_specs(layout, layout.topology.chips)
-    for name, entry in found.items():
+    `source` says what the value must be; `enqueued` is whether each stack's
+    buffers are the first of a tuple.
+    """
+    if not isinstance(value, Mapping) or set(value) != set(layout.stacks):
+        got = type(value).__name__
+        if isinstance(value, Mapping):
+            got = f"one with the keys {list(value)}"
+        raise ValueError(
+            f"{source}: a dict with the stacks {list(layout.stacks)}, got "
+            f"{got}."
+        )
+    found = {}
+    for name, specs in buffer_specs(layout, layout.topology.chips).items():
+        entry = value[name]
+        if enqueued and isinstance(entry, tuple):
+            entry = entry[0]
         where = f"{source}: for stack '{name}'"
         if not isinstance(entry, PartitionedCsrFormatTensor):
             raise ValueError(
                 f"{where} a PartitionedCsrFormatTensor, got "
                 f"{type(entry).__name__}."
             )
-        for field, spec in zip(entry._fields[:4], specs[name][:4], strict=True):
-            tensor = getattr(entry, field)
+        for tensor, spec in zip(entry[:4], specs[:4], strict=True):
             if not tensor.shape.is_compatible_with(spec.shape):
                 raise ValueError(
-                    f"{where} {field} of shape {spec.shape}, got "
+                    f"{where} a buffer of shape {spec.shape}, got "
                     f"{tensor.shape}; it was made for another topology, batch "
                     "or limit."
                 )
+        found[name] = entry
     return found

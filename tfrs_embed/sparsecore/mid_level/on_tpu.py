@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -30,30 +29,38 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     def __init__(
         self,
         feature_config: Any,
-        optimizer: Any,
-        pipelined: bool,
-        config: Any,
-        topology: Any,
+        optimizer: Any = None,
+        pipeline_execution_with_tensor_core: bool = False,
+        sparse_core_embedding_config: Any = None,
+        *,
+        topology: Any = None,
     ) -> None:
         strategy = tf.distribute.get_strategy()
         require_kernels(strategy)
         found = of_strategy(strategy)
         if topology is not None:
             asked = Topology.of(topology)
-            if asked != dataclasses.replace(found, name=asked.name):
+            if asked != found:
                 raise ValueError(
                     f"topology={topology!r} is {asked.chips} chips x "
                     f"{asked.sparse_cores} SparseCores, but the strategy has "
                     f"{found.name}; leave it out."
                 )
-        setup = make_setup(feature_config, optimizer, found, config)
+        setup = make_setup(
+            feature_config, optimizer, found, sparse_core_embedding_config
+        )
         for name, rule in setup.rules.items():
             if rule is None:
                 raise ValueError(
                     f"Stack '{name}': under a TPUStrategy every table needs an "
                     "optimizer."
                 )
-        super().__init__(setup.feature_config, optimizer, pipelined, config)
+        super().__init__(
+            setup.feature_config,
+            optimizer,
+            pipeline_execution_with_tensor_core,
+            sparse_core_embedding_config,
+        )
         # TensorFlow's checkpoints don't track it, as its class is a plain one.
         self._setup = setup
 
@@ -82,9 +89,6 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
             given, tensors, expand_composites=True
         )
         return super()._preprocess_features(**kwargs)
-
-    def drain(self) -> None:
-        """Does nothing: a TPU applies all updates by the end of a loop."""
 
     @property
     def unstacked_variables(self) -> dict[str, dict[str, tf.Tensor]]:

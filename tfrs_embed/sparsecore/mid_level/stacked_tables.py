@@ -5,29 +5,18 @@ A stack's shards follow each other: a chip's shards are a slice of the variable.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import strategies
-from tfrs_embed.compat.private_tensorflow import AutoTrackable, ShardInfo
-from tfrs_embed.ops.update import (
-    PARAMETERS,
-    GradientContributions,
-    TableUpdate,
-    update_unique,
-)
-from tfrs_embed.sparsecore import pipelining
-from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
+from tfrs_embed.compat.private_tensorflow import AutoTrackable
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.sparsecore.mid_level import checkpoints
 from tfrs_embed.sparsecore.setup import Setup
-from tfrs_embed.storage.initial_values import initial_blocks, parameters
+from tfrs_embed.storage.initial_values import initial_blocks
 
 
 class StackedTables(AutoTrackable):
@@ -35,24 +24,12 @@ class StackedTables(AutoTrackable):
 
     Checkpoints have them under the names of TensorFlow's class, with the
     tables' layouts.
-
-    In a pipelined loop, SparseCores look up step i + 1 before the update of
-    step i, which is applied to the tables as they are then; the loop's end
-    applies the last update. Off TPUs one update is kept from each step to the
-    next.
     """
 
-    def __init__(
-        self, setup: Setup, strategy: tf.distribute.Strategy, pipelined: bool
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         super().__init__()
         self._setup = setup
         self._layout = setup.layout
-        self._strategy = strategy
-        self._pipelined = pipelined
-        # The deferred updates of trained stacks. TensorFlow would save a dict
-        # in checkpoints.
-        self._late: Mapping[str, DeferredUpdate] = MappingProxyType({})
         self._built = False
 
     @tf.autograph.experimental.do_not_convert
@@ -60,22 +37,13 @@ class StackedTables(AutoTrackable):
         """Creates the stacks' variables, with a pending restore's values."""
         if self._built:
             return
-        with tf.init_scope(), strategies.scope(self._strategy):
+        with tf.init_scope():
             self._variables = {
                 name: self._make_stack(name) for name in self._layout.stacks
             }
-            if self._pipelined:
-                late = {
-                    name: DeferredUpdate(self._layout.stacks[name].dim)
-                    for name, rule in self._setup.rules.items()
-                    if rule is not None
-                }
-                self._late = MappingProxyType(late)
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._track_trackable(
-                checkpoints.layouts_to_save(self.embedding_layouts),
-                checkpoints.LAYOUTS_KEY,
-            )
+            with tf.device("CPU:0"):
+                layouts = checkpoints.layouts_to_save(self.embedding_layouts)
+            self._track_trackable(layouts, checkpoints.LAYOUTS_KEY)
         self._built = True
 
     def _make_stack(self, name: str) -> dict[str, tf.Variable]:
@@ -101,11 +69,6 @@ class StackedTables(AutoTrackable):
         for table in of_stack.tables:
             spec = self._setup.tables[table.name]
             where = self.embedding_layouts[table.name]
-            if "shard_info" in parameters(spec.initializer):
-                # The whole table is one shard.
-                shard = ShardInfo((spec.vocabulary_size, spec.dim), (0, 0))
-                made = functools.partial(spec.initializer, shard_info=shard)
-                spec = dataclasses.replace(spec, initializer=made)
             for first, block in initial_blocks(spec):
                 rows = np.arange(first, first + block.shape[0])
                 result[flat_rows(where, rows), : spec.dim] = block
@@ -117,45 +80,6 @@ class StackedTables(AutoTrackable):
         self._track_trackable(variable, name, overwrite=True)
         return variable
 
-    @tf.autograph.experimental.do_not_convert
-    def drain(self) -> None:
-        """Applies the updates that pipelining has deferred.
-
-        The end of a loop does it as well; an update is left only by a loop that
-        an error ended.
-        """
-        for name, late in self._late.items():
-            self._apply(name, late.take())
-
-    def _update(self, updates: dict[str, Update], late: bool) -> None:
-        """Applies or defers updates, once all of them are computed."""
-        ready = [tensor for update in updates.values() for tensor in update]
-        with tf.control_dependencies(ready):
-            self.drain()
-            for name, update in updates.items():
-                if late:
-                    self._late[name].put(update)
-                else:
-                    self._apply(name, update)
-        if late:
-            pipelining.around_loop(self.drain)
-
-    def _apply(self, name: str, update: Update) -> None:
-        rule = self._setup.rules[name]
-        assert rule is not None
-        change = TableUpdate(
-            dict(self._variables[name]),
-            rule,
-            update.rate,
-            GradientContributions([], []),
-        )
-        update_unique(change, update.rows, update.gradients)
-
-    def _drain_eagerly(self) -> None:
-        # Reading variables must not add updates to a function that is traced.
-        if tf.executing_eagerly():
-            self.drain()
-
     @property
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """Variables by the stack's name, then "parameters" or a slot's name.
@@ -163,7 +87,6 @@ class StackedTables(AutoTrackable):
         Each is [rows, dim]: the shards of all chips, end to end.
         """
         self.build()
-        self._drain_eagerly()
         return self._variables
 
     @property
@@ -196,13 +119,6 @@ class StackedTables(AutoTrackable):
     def unstacked_tables(self) -> dict[str, tf.Tensor]:
         """By table, its parameters, [vocabulary_size, dim]."""
         return {k: v[PARAMETERS] for k, v in self.unstacked_variables.items()}
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        # Saving and restoring come here.
-        self._drain_eagerly()
-        return super()._trackable_children(save_type, **kwargs)
 
     def _checkpoint_adapter(self, path: str) -> None:
         checkpoints.check_layouts(path, self.embedding_layouts)

@@ -11,21 +11,24 @@ import tensorflow as tf
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.private_tensorflow import (
     PartitionedCsrFormatTensor,
-    embedding_pipelining_state,
-    is_recording_summaries,
     nest,
 )
 from tfrs_embed.ops.checks import Checks
-from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.ops.update import (
+    PARAMETERS,
+    GradientContributions,
+    TableUpdate,
+    update_unique,
+)
 from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.optimizers.learning_rate import call
-from tfrs_embed.sparsecore import host_buffers, pipelining
+from tfrs_embed.sparsecore import host_buffers
 from tfrs_embed.sparsecore.coo import Ids
-from tfrs_embed.sparsecore.deferred_update import Update
 from tfrs_embed.sparsecore.device import (
     Entries,
     activations,
     decode,
+    quantize,
     row_gradients,
 )
 from tfrs_embed.sparsecore.limits.loads import Loads
@@ -38,10 +41,6 @@ from tfrs_embed.sparsecore.topology import Topology
 
 # AutoGraph would take longer than tracing, and convert nothing.
 _not_converted = tf.autograph.experimental.do_not_convert
-_ONE_DEVICE = (
-    tf.distribute.OneDeviceStrategy,
-    tf.compat.v1.distribute.OneDeviceStrategy,
-)
 
 
 class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
@@ -77,7 +76,8 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             have none. A table without any is not trained; a TPUStrategy needs
             one for each table.
         pipeline_execution_with_tensor_core: whether, in a `tf.while_loop` of
-            steps, a step's update comes after the next step's lookup.
+            steps, a step's update comes after the next step's lookup. Only
+            under a TPUStrategy.
         sparse_core_embedding_config: a
             `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`; None:
             TensorFlow's defaults.
@@ -88,27 +88,13 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         ValueError: a value that is missing, out of range, or has no effect; or
             no topology where there is no TPU.
         TypeError: a value of the wrong kind.
-        NotImplementedError: weight decay.
+        NotImplementedError: weight decay, or pipelining without a TPUStrategy.
         RuntimeError: another strategy, or TensorFlow lacks the operations.
     """
 
-    def __new__(
-        cls,
-        feature_config: Any,
-        optimizer: Any = None,
-        pipeline_execution_with_tensor_core: bool = False,
-        sparse_core_embedding_config: Any = None,
-        *,
-        topology: Any = None,
-    ) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if strategies.is_tpu(tf.distribute.get_strategy()):
-            return TPUEmbeddingV2OnTPU(
-                feature_config,
-                optimizer,
-                pipeline_execution_with_tensor_core,
-                sparse_core_embedding_config,
-                topology,
-            )
+            return TPUEmbeddingV2OnTPU(*args, **kwargs)
         return super().__new__(cls)
 
     def __init__(
@@ -120,22 +106,18 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         *,
         topology: Any = None,
     ) -> None:
-        strategy = tf.distribute.get_strategy()
-        if tf.distribute.has_strategy() and not isinstance(
-            strategy, _ONE_DEVICE
-        ):
-            raise RuntimeError(
-                "TPUEmbeddingV2 runs under a TPUStrategy, or emulates a "
-                "topology in one process without a strategy or under a "
-                f"OneDeviceStrategy; found {type(strategy).__name__}. For "
-                "several replicas without a TPU use PartialTPUEmbedding, or "
-                "tfrs_embed.testing.EmulatedTPUStrategy."
-            )
+        _refuse_strategy()
         if topology is None:
             raise ValueError(
                 "TPUEmbeddingV2 needs a topology to emulate where there is no "
                 "TPUStrategy: topology='v5p-8', or (chips, SparseCores of "
                 "each)."
+            )
+        if pipeline_execution_with_tensor_core:
+            raise NotImplementedError(
+                "TPUEmbeddingV2: pipeline_execution_with_tensor_core=True "
+                "needs a TPUStrategy; without a TPU make it under "
+                "tfrs_embed.testing.EmulatedTPUStrategy."
             )
         setup = make_setup(
             feature_config,
@@ -143,9 +125,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             Topology.of(topology),
             sparse_core_embedding_config,
         )
-        if pipeline_execution_with_tensor_core:
-            pipelining.retrace_in_loops()
-        super().__init__(setup, strategy, pipeline_execution_with_tensor_core)
+        super().__init__(setup)
 
     @classmethod
     def compute_sparse_core_stats(
@@ -247,20 +227,25 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         Raises:
             ValueError: not a result of `enqueue`.
         """
-        strategies.check(type(self).__name__, self._strategy)
-        buffers = buffers_lib.enqueued(self._layout, partitioned_tensors)
+        _refuse_strategy()
+        buffers = buffers_lib.checked(
+            self._layout,
+            partitioned_tensors,
+            "dequeue takes the result of enqueue",
+            enqueued=True,
+        )
         self.build()
-        if self._pipelined and not self._is_late():
-            self.drain()
         by_stack = {}
         for name, stack in self._layout.stacks.items():
             entries = self._entries(name, buffers[name])
-            by_stack[name] = activations(
-                entries,
-                tf.gather(self._variables[name][PARAMETERS], entries.row),
-                self._layout.topology.chips * stack.samples,
-                self._layout.stacking.quantization_configs[name],
-            )
+            rows = tf.gather(self._variables[name][PARAMETERS], entries.row)
+            config = self._layout.stacking.quantization_configs[name]
+            if config is not None:
+                rows = quantize(
+                    rows, config.lower, config.upper, config.num_buckets
+                )
+            samples = self._layout.topology.chips * stack.samples
+            by_stack[name] = activations(entries, rows, samples)
         flat = stack_activations.unstack(self._layout, by_stack)
         return nest.pack_sequence_as(self._setup.feature_config, flat), buffers
 
@@ -309,12 +294,16 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "Please either call the embedding lookup method first or "
                 "manually call the build method."
             )
-        buffers = buffers_lib.preserved(self._layout, preserved_outputs)
+        buffers = buffers_lib.checked(
+            self._layout,
+            preserved_outputs,
+            "apply_gradients takes the second result of dequeue",
+        )
         by_stack = stack_activations.stack(
             self._layout,
             stack_activations.check_gradients(self._setup, gradients),
         )
-        updates = {}
+        updates = []
         for name, stack in self._layout.stacks.items():
             table = stack.tables[0]
             if table.optimizer is None:
@@ -323,12 +312,22 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                     "TPUEmbeddingV2(..., optimizer) for all tables."
                 )
             entries = self._entries(name, buffers[name])
-            rows, sums = row_gradients([entries], [by_stack[name]])
-            rate = call(table.optimizer.learning_rate)
-            updates[name] = Update(
-                rows, sums, tf.cast(tf.convert_to_tensor(rate), tf.float32)
+            rows, sums = row_gradients(entries, by_stack[name])
+            rate = tf.convert_to_tensor(call(table.optimizer.learning_rate))
+            rule = self._setup.rules[name]
+            assert rule is not None
+            change = TableUpdate(
+                dict(self._variables[name]),
+                rule,
+                tf.cast(rate, tf.float32),
+                GradientContributions([], []),
             )
-        self._update(updates, self._is_late())
+            updates.append((change, rows, sums))
+        # All sums are computed before a table changes.
+        ready = [t for change, *sums in updates for t in (change.rate, *sums)]
+        with tf.control_dependencies(ready):
+            for update in updates:
+                update_unique(*update)
 
     def _entries(
         self, name: str, buffers: PartitionedCsrFormatTensor
@@ -339,15 +338,15 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             buffers[:4], topology, stack.samples, rows, topology.chips
         )
 
-    def _is_late(self) -> bool:
-        """Whether an update made now is deferred."""
-        recording = is_recording_summaries()
-        return bool(
-            self._pipelined
-            # As in TensorFlow, a symbolic condition does not count.
-            and not (isinstance(recording, bool) and recording)
-            and embedding_pipelining_state.enabled
-            and pipelining.in_loop()
+
+def _refuse_strategy() -> None:
+    if tf.distribute.has_strategy():
+        raise RuntimeError(
+            "TPUEmbeddingV2 runs under a TPUStrategy, or emulates a topology "
+            "in one process without a strategy; found "
+            f"{type(tf.distribute.get_strategy()).__name__}. For several "
+            "replicas without a TPU use PartialTPUEmbedding, or "
+            "tfrs_embed.testing.EmulatedTPUStrategy."
         )
 
 

@@ -7,6 +7,7 @@ tables' shards of all replicas, and returns each replica's result.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ from tfrs_embed.optimizers.rules import (
     UpdateRule,
 )
 from tfrs_embed.sparsecore import device, pipelining
-from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
+from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.tools.testing.deferred_update import DeferredUpdate, Update
 from tfrs_embed.tools.testing.emulated_merge import merge
 
 _Tables = dict[str, tf.Tensor]
@@ -34,6 +36,20 @@ _BUFFERS = (
     "sorted_token_ids",
     "sorted_gains",
 )
+# The rules' names of the ops' arguments for slots, in the order of results.
+_SLOTS = {
+    "accumulator": "accumulators",
+    "momenta": "momenta",
+    "velocity": "velocities",
+    "linear": "linears",
+}
+# The ops' names of the rules' fields that have others.
+_SETTINGS = {
+    "momentum": "beta1",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "sum_inside_sqrt": "use_sum_inside_sqrt",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +60,11 @@ class _Call:
         buffers: the four buffers of ids.
         tables: the chip's shards of the stack's parameters and slots.
         gradients: in an update, the gradients of the chip's activations.
-        rate: in an update, the chip's learning rate.
     """
 
     buffers: Sequence[tf.Tensor]
     tables: _Tables
     gradients: Any = None
-    rate: Any = None
 
 
 def _lookup(
@@ -61,87 +75,64 @@ def _lookup(
     quantization_config_num_buckets: int,
     **op: Any,
 ) -> tf.Tensor:
-    quantization = None
-    if quantization_config_num_buckets:
-        quantization = tf.tpu.experimental.embedding.QuantizationConfig(
-            quantization_config_num_buckets,
-            quantization_config_low,
-            quantization_config_high,
-        )
-
     def merged(strategy: Any, calls: Sequence[_Call]) -> list[tf.Tensor]:
         table = tf.concat([call.tables[PARAMETERS] for call in calls], 0)
-        results = []
-        for chip, entries in enumerate(_decode(strategy, calls, input_size)):
-            with tf.device(strategy.extended.worker_devices[chip]):
-                rows = tf.gather(table, entries.row)
-                results.append(
-                    device.activations(entries, rows, input_size, quantization)
-                )
-        return results
+        entries = _decode(strategy.topology, calls, input_size)
+        rows = tf.gather(table, entries.row)
+        if quantization_config_num_buckets:
+            rows = device.quantize(
+                rows,
+                quantization_config_low,
+                quantization_config_high,
+                quantization_config_num_buckets,
+            )
+        samples = len(calls) * input_size
+        found = device.activations(entries, rows, samples)
+        return tf.split(found, len(calls))
 
     table = tf.convert_to_tensor(embedding_table)
     return merge(merged, _Call(_buffers(op), {PARAMETERS: table}))
 
 
-@dataclasses.dataclass(frozen=True)
-class _UpdateOp:
-    """An op that updates a table.
+def _update(rule: type[UpdateRule], embedding: Any, **op: Any) -> Any:
+    slots = {key: name for key, name in _SLOTS.items() if key in op}
+    names = [PARAMETERS, *slots.values()]
+    tables = [op["embedding_table"], *(op[key] for key in slots)]
+    call = _Call(
+        _buffers(op),
+        dict(zip(names, tables, strict=True)),
+        op["activation_gradients"],
+    )
+    settings = {
+        field.name: op[_SETTINGS.get(field.name, field.name)]
+        for field in dataclasses.fields(rule)
+        if not field.name.startswith("initial_")
+    }
+    made = rule(**settings)
+    late = _pipelined() and pipelining.in_loop()
 
-    Attributes:
-        rule: the update rule.
-        slots: the rule's names of the op's arguments for slots, in the order of
-            the op's results.
-        names: the op's names of the rule's fields that have others.
-    """
-
-    rule: type[UpdateRule]
-    slots: Mapping[str, str]
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, embedding: Any, **op: Any) -> Any:
-        tables = {PARAMETERS: op["embedding_table"]}
-        tables |= {name: op[key] for key, name in self.slots.items()}
-        call = _Call(
-            _buffers(op),
-            tables,
-            op["activation_gradients"],
+    def merged(strategy: Any, calls: Sequence[_Call]) -> list[Any]:
+        samples = call.gradients.shape[0]
+        change = Update(
+            *device.row_gradients(
+                _decode(strategy.topology, calls, samples),
+                tf.concat([each.gradients for each in calls], 0),
+            ),
             op["learning_rate"],
         )
-        settings = {
-            field.name: op[self.names.get(field.name, field.name)]
-            for field in dataclasses.fields(self.rule)
-            if not field.name.startswith("initial_")
-        }
-        rule = self.rule(**settings)
-        late = _pipelined() and pipelining.in_loop()
+        if late:
+            stack = op["table_name"]
+            deferred = _deferred(embedding, stack, change)
+            pipelining.around_loop(lambda: _drain(embedding, stack, made))
+            before = deferred.take()
+            deferred.put(change)
+            change = before
+        after = _apply(made, change, [each.tables for each in calls])
+        if not slots:
+            return [each[PARAMETERS] for each in after]
+        return [tuple(each[name] for name in names) for each in after]
 
-        def merged(strategy: Any, calls: Sequence[_Call]) -> list[Any]:
-            gradients = [call.gradients for call in calls]
-            entries = _decode(strategy, calls, gradients[0].shape[0])
-            with tf.device(strategy.extended.worker_devices[0]):
-                change = Update(
-                    *device.row_gradients(entries, gradients),
-                    tf.stack([call.rate for call in calls]),
-                )
-            if late:
-                stack = op["table_name"]
-                deferred = _deferred(embedding, stack, change)
-                pipelining.around_loop(
-                    lambda: _drain(strategy, embedding, stack, rule)
-                )
-                before = deferred.take()
-                deferred.put(change)
-                change = before
-            shards = [call.tables for call in calls]
-            shards = _apply(strategy, rule, change, shards)
-            names = [PARAMETERS, *self.slots.values()]
-            results = [
-                tuple(tables[name] for name in names) for tables in shards
-            ]
-            return results if self.slots else [table for (table,) in results]
-
-        return merge(merged, call)
+    return merge(merged, call)
 
 
 def _pipelined() -> bool:
@@ -160,45 +151,42 @@ def _buffers(op: Mapping[str, Any]) -> list[tf.Tensor]:
 
 
 def _decode(
-    strategy: Any, calls: Sequence[_Call], samples: int
-) -> list[device.Entries]:
-    topology = strategy.topology
-    entries = []
+    topology: Topology, calls: Sequence[_Call], samples: int
+) -> device.Entries:
+    """The entries of all chips; each chip has `samples` samples."""
+    rows = calls[0].tables[PARAMETERS].shape[0] // topology.sparse_cores
+    of_chips = []
     for chip, call in enumerate(calls):
-        rows = call.tables[PARAMETERS].shape[0] // topology.sparse_cores
-        with tf.device(strategy.extended.worker_devices[chip]):
-            entries.append(device.decode(call.buffers, topology, samples, rows))
-    return entries
+        entries = device.decode(call.buffers, topology, samples, rows)
+        first = chip * samples
+        of_chips.append(entries._replace(sample=entries.sample + first))
+    return device.Entries(
+        *(tf.concat(each, 0) for each in zip(*of_chips, strict=True))
+    )
 
 
 def _apply(
-    strategy: Any, rule: UpdateRule, change: Update, shards: Sequence[_Tables]
+    rule: UpdateRule, change: Update, shards: Sequence[_Tables]
 ) -> list[_Tables]:
     """Returns each chip's tables after an update."""
-    updated = []
-    for chip, tables in enumerate(shards):
-        with tf.device(strategy.extended.worker_devices[chip]):
-            size = tables[PARAMETERS].shape[0]
-            rows = change.rows - chip * size
-            own = tf.where((rows >= 0) & (rows < size))[:, 0]
-            rows = tf.gather(rows, own)
-            before = {k: tf.gather(v, rows) for k, v in tables.items()}
-            parameters, slots = rule.update(
-                change.rate[chip],
-                tf.gather(change.gradients, own),
-                before.pop(PARAMETERS),
-                before,
-            )
-            after = {PARAMETERS: parameters, **slots}
-            updated.append(
-                {
-                    name: tf.tensor_scatter_nd_update(
-                        table, rows[:, tf.newaxis], after[name]
-                    )
-                    for name, table in tables.items()
-                }
-            )
-    return updated
+    tables = {
+        name: tf.concat([shard[name] for shard in shards], 0)
+        for name in shards[0]
+    }
+    before = {k: tf.gather(v, change.rows) for k, v in tables.items()}
+    parameters, slots = rule.update(
+        change.rate, change.gradients, before.pop(PARAMETERS), before
+    )
+    after = {PARAMETERS: parameters, **slots}
+    index = change.rows[:, tf.newaxis]
+    updated = {
+        name: tf.tensor_scatter_nd_update(table, index, after[name])
+        for name, table in tables.items()
+    }
+    parts = {k: tf.split(v, len(shards)) for k, v in updated.items()}
+    return [
+        {k: v[chip] for k, v in parts.items()} for chip in range(len(shards))
+    ]
 
 
 #: Each embedding's deferred updates, by stack.
@@ -210,25 +198,23 @@ _all_deferred: weakref.WeakKeyDictionary[Any, dict[str, DeferredUpdate]] = (
 def _deferred(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
     stacks = _all_deferred.setdefault(embedding, {})
     if stack not in stacks:
-        chips = change.rate.shape[0]
         with tf.init_scope():
-            stacks[stack] = DeferredUpdate(change.gradients.shape[1], (chips,))
+            stacks[stack] = DeferredUpdate(change.gradients.shape[1])
     return stacks[stack]
 
 
-def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
+def _drain(embedding: Any, stack: str, rule: UpdateRule) -> None:
     """Applies a stack's deferred update."""
-    change = _all_deferred[embedding][stack].take()
     variables = embedding.variables[stack]
-    names = [PARAMETERS, *rule.slots()]
     shards = [
-        {name: variables[name].values[chip].read_value() for name in names}
-        for chip in range(strategy.topology.chips)
+        dict(zip(variables, of_chip, strict=True))
+        for of_chip in zip(*(v.values for v in variables.values()), strict=True)
     ]
-    shards = _apply(strategy, rule, change, shards)
-    for chip, tables in enumerate(shards):
-        for name, table in tables.items():
-            variables[name].values[chip].assign(table)
+    change = _all_deferred[embedding][stack].take()
+    before = [{k: v.read_value() for k, v in each.items()} for each in shards]
+    for shard, after in zip(shards, _apply(rule, change, before), strict=True):
+        for name, table in after.items():
+            shard[name].assign(table)
 
 
 #: Replacements for functions of `gen_xla_ops`.
@@ -240,29 +226,17 @@ LOOKUPS: dict[str, Callable[..., Any]] = {
     "xla_sparse_dense_matmul_with_static_buffer_size": _lookup,
 }
 
-_NAME = "xla_sparse_dense_matmul_grad_with_{}_and_static_buffer_size"
-
+_RULES: dict[str, type[UpdateRule]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adagrad_momentum": AdagradMomentum,
+    "adam": Adam,
+    "ftrl": FTRL,
+}
 #: Replacements whose first argument is the embedding.
 UPDATES: dict[str, Callable[..., Any]] = {
-    _NAME.format("sgd"): _UpdateOp(SGD, {}),
-    _NAME.format("adagrad"): _UpdateOp(
-        Adagrad, {"accumulator": "accumulators"}
-    ),
-    _NAME.format("adagrad_momentum"): _UpdateOp(
-        AdagradMomentum,
-        {"accumulator": "accumulators", "momenta": "momenta"},
-        {"momentum": "beta1"},
-    ),
-    _NAME.format("adam"): _UpdateOp(
-        Adam,
-        {"momenta": "momenta", "velocity": "velocities"},
-        {
-            "beta_1": "beta1",
-            "beta_2": "beta2",
-            "sum_inside_sqrt": "use_sum_inside_sqrt",
-        },
-    ),
-    _NAME.format("ftrl"): _UpdateOp(
-        FTRL, {"accumulator": "accumulators", "linear": "linears"}
-    ),
+    f"xla_sparse_dense_matmul_grad_with_{name}_and_static_buffer_size": (
+        functools.partial(_update, rule)
+    )
+    for name, rule in _RULES.items()
 }

@@ -22,8 +22,6 @@ from tfrs_embed.compat.private_tensorflow import (
 
 _COMPILED_FOR = "XLA_CPU_JIT"
 _NOT_ON_TPUS = {tf.complex128.as_datatype_enum}
-#: The number of operations that an error names.
-_NAMED = 5
 
 
 class Replicas:
@@ -54,30 +52,23 @@ class Replicas:
         """Raises an error if TPUs have no kernel for a replicas' operation.
 
         After tf.config.set_soft_device_placement(True), which a function that
-        is traced has off by default, the host runs such operations. That costs
-        transfers, so it is logged.
+        is traced has off by default, the host runs such operations.
         """
+        if tf.config.get_soft_device_placement():
+            return
         mine = filter(self.has, self.graph.get_operations())
         found = [
             f"{op.type} '{op.name}'"
             for op in with_called(mine)
             if op.type != "Placeholder" and not _has_kernel(op)
         ]
-        if not found:
-            return
-        text = ", ".join(found[:_NAMED])
-        if len(found) > _NAMED:
-            text += f" and {len(found) - _NAMED} more"
-        if not tf.config.get_soft_device_placement():
+        if found:
             raise tf.errors.InvalidArgumentError(
                 None,
                 None,
-                f"No TPU has a kernel for {text}. With "
+                f"No TPU has a kernel for {', '.join(found)}. With "
                 "tf.config.set_soft_device_placement(True) the host runs it.",
             )
-        tf.get_logger().warning(
-            "No TPU has a kernel for %s: its host will run it.", text
-        )
 
 
 def require_summable(values: Any) -> None:

@@ -23,10 +23,6 @@ from tfrs_embed.compat.private_tensorflow import (
     tpu_util,
     values_util,
 )
-from tfrs_embed.compat.strategies import (
-    has_sparse_core_api,
-    require_sparse_core_api,
-)
 from tfrs_embed.sparsecore import pipelining
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
@@ -47,14 +43,6 @@ def install() -> None:
     enclosing = tpu_util.enclosing_tpu_context
     tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
     pipelining.retrace_in_loops()
-    if has_sparse_core_api():
-        _install_sparse_cores()
-    else:
-        # TensorFlow 2.16 has other operations for SparseCores.
-        _refuse(tpu_embedding_v3.TPUEmbeddingV2)
-
-
-def _install_sparse_cores() -> None:
     for name, emulated in emulated_device_ops.COPIES.items():
         _replace(name, emulated)
     for name, emulated in emulated_device_ops.LOOKUPS.items():
@@ -71,19 +59,6 @@ def _install_sparse_cores() -> None:
         _replace(name, getattr(TPUEmbeddingV2, name), module=cls)
         setattr(cls, name, staticmethod(getattr(cls, name)))
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
-
-
-def _refuse(cls: Any) -> None:
-    """Lets TensorFlow's class raise an error when it is made."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if _in_effect():
-            require_sparse_core_api()
-        init(self, *args, **kwargs)
-
-    cls.__init__ = checked_init
 
 
 def _emulated(strategy: Any) -> bool:

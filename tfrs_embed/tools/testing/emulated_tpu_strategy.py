@@ -22,6 +22,7 @@ from tfrs_embed.compat.private_tensorflow import (
     tpu_hardware_feature,
     tpu_strategy,
 )
+from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.tools.testing import emulated_tensorflow
 from tfrs_embed.tools.testing.emulated_program import Replicas, require_summable
@@ -65,14 +66,15 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
     Raises:
         ValueError: the topology does not exist.
         TypeError: neither a name nor a pair.
-        RuntimeError: TensorFlow has already started with fewer logical CPUs
-            than the slice has chips.
+        RuntimeError: TensorFlow is older than 2.17, or has already started with
+            fewer logical CPUs than the slice has chips.
     """
 
     #: Read by MirroredStrategy's code.
     _collective_key_base = 0
 
     def __init__(self, topology: str | tuple[int, int] | Topology) -> None:
+        require_sparse_core_api()
         self.topology = Topology.of(topology)
         _make_logical_cpus(self.topology.chips)
         # TPUStrategy's own __init__ looks for TPUs.

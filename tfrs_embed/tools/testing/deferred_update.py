@@ -13,7 +13,7 @@ class Update(NamedTuple):
     """A stack's update, computed and not applied.
 
     `rows` [n] int32 are unique rows of all chips, `gradients` [n, dim] float32;
-    `rate` is the learning rate, float32, a scalar or [chips].
+    `rate` is the learning rate, a scalar float32.
     """
 
     rows: tf.Tensor
@@ -24,16 +24,16 @@ class Update(NamedTuple):
 class DeferredUpdate:
     """Variables that hold at most one update of a stack of width `dim`."""
 
-    def __init__(self, dim: int, rate_shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, dim: int) -> None:
         self._update = Update(
             _variable(tf.zeros([0], tf.int32), [None]),
             _variable(tf.zeros([0, dim]), [None, dim]),
-            _variable(tf.zeros(rate_shape), rate_shape),
+            _variable(tf.constant(0.0), []),
         )
         # The number of deferred rows. Assigning empty tensors instead would be
         # wrong: Grappler assumes that all values assigned to a variable have
         # one shape, and would take the number of rows for 0.
-        self._size = _variable(tf.constant(0), ())
+        self._size = _variable(tf.constant(0), [])
 
     def put(self, update: Update) -> None:
         """Stores an update, in place of any other."""
@@ -49,7 +49,5 @@ class DeferredUpdate:
         return Update(rows[:size], gradients[:size], rate)
 
 
-def _variable(
-    value: tf.Tensor, shape: tuple[int | None, ...] | list[int | None]
-) -> tf.Variable:
+def _variable(value: tf.Tensor, shape: list[int | None]) -> tf.Variable:
     return UnmirroredVariable(value, shape=shape, trainable=False)
