@@ -312,10 +312,12 @@ def test_the_command_line_shows_and_converts_them(tmp_path, dtype, capsys):
     target = make_layer(dtype, optimizer="adagrad")
     tf.train.Checkpoint(other=target).restore(new).assert_consumed()
     np.testing.assert_array_equal(rows_of(target), rows_of(layer))
-    assert command.main(["convert", path, sok, "--to", "sok-saver"]) == 0
+    assert command.main(["convert", path, sok, "--to", "sok"]) == 0
     said = f"The parameters of 'layer/t' are {dtype}, written as float32."
     assert said in capsys.readouterr().err
-    values = np.fromfile(tmp_path / "sok/layer_t_values.file", np.float32)
+    values = np.fromfile(
+        tmp_path / "sok/layer_t-weight", np.float32, offset=296
+    )
     np.testing.assert_array_equal(values.reshape(ROWS, DIM), rows_of(layer))
 
 

@@ -130,7 +130,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=convert.TARGETS,
         default=convert.TARGETS[0],
-        help="write files as sok.dump or sok.Saver does instead",
+        help="write files as sok.dump does instead",
     )
     converts.add_argument(
         "--layer",
@@ -168,15 +168,10 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="don't show how far a long read has come",
     )
-    parser.add_argument(
-        "--dim",
-        type=integer(1),
-        help="width of the rows in files of sok.Saver, which don't tell it",
-    )
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    contents = reading.read(args.source, args.dim)
+    contents = reading.read(args.source)
     with _task("Reading", contents, args) as task:
         described = _described(contents, task)
     if args.json:
@@ -292,7 +287,7 @@ def _quoted(layer: str) -> str:
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
     convert.check_destination(destination, args.to)
-    contents = reading.read(args.source, args.dim)
+    contents = reading.read(args.source)
     if not contents.tables:
         raise InputError(
             f"'{contents.path}' has no tables of this package, of TensorFlow's "
@@ -311,9 +306,7 @@ def _convert(args: argparse.Namespace) -> None:
         if args.to == "checkpoint":
             left = convert.write_checkpoint(contents, destination, task.advance)
         else:
-            left = convert.write_sok(
-                contents, destination, args.to == "sok-saver", task.advance
-            )
+            left = convert.write_sok(contents, destination, task.advance)
     _report(contents, destination, left)
 
 

@@ -25,9 +25,9 @@ from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import paths, sok
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 
-#: The formats to write: this package's checkpoints, or files as `sok.dump` or
-#: `sok.Saver` writes them.
-TARGETS = ("checkpoint", "sok", "sok-saver")
+#: The formats to write: this package's checkpoints, or files as `sok.dump`
+#: writes them.
+TARGETS = ("checkpoint", "sok")
 
 
 def rename_tables(
@@ -172,7 +172,7 @@ def write_checkpoint(
         if not table.shape[1]:
             raise InputError(
                 f"'{table.path}' has no rows, so their width is not known: "
-                "give --dim."
+                "remove its files."
             )
     root, left = Trackable(), []
     for table in contents.tables:
@@ -205,12 +205,9 @@ def write_checkpoint(
 
 
 def write_sok(
-    contents: Contents,
-    path: str,
-    as_saver: bool,
-    progress: Callable[[int], None],
+    contents: Contents, path: str, progress: Callable[[int], None]
 ) -> list[str]:
-    """Writes tables as a folder of files of `sok.Saver` or `sok.dump`.
+    """Writes tables as a folder of files of `sok.dump`.
 
     Returns what such files can't have, in words. `progress` is called with
     numbers of bytes that were read.
@@ -221,7 +218,7 @@ def write_sok(
         os.mkdir(files)
         for table in contents.tables:
             before = len(os.listdir(files))
-            missing = sok.write(files, table, as_saver, progress)
+            missing = sok.write(files, table, progress)
             left += [f"{name} of '{table.path}'" for name in missing]
             columns = table.columns.keys() - set(missing)
             if len(os.listdir(files)) - before != len(columns) + 1:

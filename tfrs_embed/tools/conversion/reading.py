@@ -31,27 +31,22 @@ _LIBRARIES = {
 }
 
 
-def read(path: str, dim: int | None = None) -> Contents:
+def read(path: str) -> Contents:
     """Finds the tables at a path, without reading values.
 
     Args:
         path: a checkpoint's path; a folder, for its latest checkpoint; the
             folder of a SavedModel or of SOK's files; or a file of Keras.
-        dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
-        ValueError: the contents don't fit together; InputError: there is no
-            checkpoint, or it needs no dim.
+        ValueError: the contents don't fit together.
+        InputError: there is no checkpoint.
         tf.errors.OpError: the checkpoint is damaged.
     """
     path = paths.resolve(path, "source")
     if sok.is_folder(path):
         paths.check_local(path)
-        return sok.read(path, dim)
-    if dim is not None:
-        raise InputError(
-            f"--dim is for folders of SOK's files, and '{path}' is none."
-        )
+        return sok.read(path)
     if keras_files.is_file(path):
         return keras_files.read(path)
     if exported.is_saved_model(path):

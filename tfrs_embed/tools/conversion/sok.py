@@ -90,11 +90,10 @@ def is_folder(path: str) -> bool:
     )
 
 
-def read(folder: str, dim: int | None = None) -> Contents:
+def read(folder: str) -> Contents:
     """Finds the variables of a folder: each becomes a layer's table of keys.
 
-    `dim` is the width of the rows. Without it, files of SOK 1 must have int64
-    keys. Raises a ValueError if a variable's files don't fit together.
+    Raises a ValueError if a variable's files don't fit together.
     """
     found = Contents(folder, "SOK")
     names = sorted(os.listdir(folder))
@@ -122,7 +121,7 @@ def read(folder: str, dim: int | None = None) -> Contents:
         paths = {n: os.path.join(folder, each) for n, each in paths.items()}
         if name.endswith(_KEYS_1):
             files = {PARAMETERS: _File(paths[PARAMETERS], 0, np.dtype("f4"))}
-            keys = _headless_keys(path, files[PARAMETERS], dim, found)
+            keys = _File(path, 0, np.dtype("i8"))
         else:
             keys = _headed(path, _HOLDS_KEYS)
             files = {
@@ -131,43 +130,20 @@ def read(folder: str, dim: int | None = None) -> Contents:
                 )
                 for slot, each in paths.items()
             }
-        found.tables.append(_table(variable, keys, files, dim))
+        table = _table(variable, keys, files)
+        found.tables.append(table)
+        if name.endswith(_KEYS_1):
+            found.notes.append(
+                f"'{path}' is read as int64, with rows {table.shape[1]} wide. "
+                "If its keys are uint32, convert them first: numpy.fromfile("
+                "path, 'uint32').astype('int64').tofile(path)."
+            )
     found.others = [
         Other(name, (), "file", os.path.getsize(os.path.join(folder, name)))
         for name in names
         if name not in found.taken
     ]
     return found
-
-
-def _headless_keys(
-    path: str, rows: _File, dim: int | None, found: Contents
-) -> _File:
-    """The keys in a file of SOK 1, whose dtype follows from the rows."""
-    keys = _File(path, 0, np.dtype("i8"))
-    if dim is None:
-        if keys.count and rows.count % keys.count == 0:
-            found.notes.append(
-                f"'{path}' is read as int64, with rows "
-                f"{rows.count // keys.count} wide. If that is wrong, give "
-                "--dim."
-            )
-        return keys
-    count, rest = divmod(rows.count, dim)
-    if rest:
-        raise ValueError(
-            f"'{rows.path}' has {rows.count} numbers, no whole number of rows "
-            f"of {dim}."
-        )
-    size = os.path.getsize(path)
-    if size == 8 * count:
-        return keys
-    if size == 4 * count:
-        return _File(path, 0, np.dtype("u4"))
-    raise ValueError(
-        f"'{rows.path}' has {count} rows of {dim}, but '{path}' has {size} "
-        "bytes, which is neither 8 nor 4 for each."
-    )
 
 
 def _headed(path: str, holds: int) -> _File:
@@ -183,20 +159,10 @@ def _headed(path: str, holds: int) -> _File:
     return _File(path, _HEADER, np.dtype(_DTYPES[dtype]))
 
 
-def _table(
-    variable: str,
-    keys: _File,
-    files: Mapping[str, _File],
-    dim: int | None,
-) -> Table:
+def _table(variable: str, keys: _File, files: Mapping[str, _File]) -> Table:
     """A variable as a table, sorted by key."""
     count = keys.count
     for file in files.values():
-        if dim is not None and file.count != count * dim:
-            raise ValueError(
-                f"'{file.path}' has {file.count} numbers for the {count} keys "
-                f"in '{keys.path}', which are no rows of {dim}."
-            )
         if file.dtype.kind != "f":
             raise ValueError(f"'{file.path}' holds {file.dtype.name}.")
         if (file.count % count if count else file.count) != 0:
@@ -220,7 +186,7 @@ def _table(
             ]
             return np.concatenate(parts)
 
-        width = file.count // count if count else dim or 0
+        width = file.count // count if count else 0
         return Column((count, width), read)
 
     def read_keys(start: int, size: int) -> np.ndarray:
@@ -255,45 +221,33 @@ def _sorted(keys: _File) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(
-    folder: str,
-    table: Table,
-    as_saver: bool,
-    progress: Callable[[int], None],
+    folder: str, table: Table, progress: Callable[[int], None]
 ) -> list[str]:
-    """Writes a table as SOK's files, as `sok.Saver` or `sok.dump` does.
+    """Writes a table as SOK's files, as `sok.dump` does.
 
     Returns the names of the columns that such files can't hold. `progress` is
     called with numbers of bytes that were written.
     """
-    count = table.shape[0]
-    keys = np.arange(count)
+    keys = np.arange(table.shape[0])
     if table.keys is not None:
-        keys = table.keys.read(0, count)
+        keys = table.keys.read(0, table.shape[0])
+    # As SOK makes files' names of variables' names.
+    name = "".join("_" if c in string.punctuation else c for c in table.path)
+    files = {PARAMETERS: (name + _VALUES_2, _header(_HOLDS_ROWS, "", "f4"))}
     slots = table.columns.keys() - {PARAMETERS}
-    name = table.path.replace("/", "_")
-    if as_saver:
-        key_file, key_header = name + _KEYS_1, b""
-        files = {PARAMETERS: (name + _VALUES_1, b"")}
-    else:
-        # As SOK makes files' names of variables' names.
-        name = "".join("_" if c in string.punctuation else c for c in name)
-        key_file, key_header = name + _KEYS_2, _header(_HOLDS_KEYS, "", "i8")
-        header = _header(_HOLDS_ROWS, "", "f4")
-        files = {PARAMETERS: (name + _VALUES_2, header)}
-        # SOK's optimizers have no slots with one number for each row.
-        if all(len(table.columns[slot].shape) == 2 for slot in slots):
-            optimizer, theirs = _OPTIMIZERS.get(frozenset(slots), ("", {}))
-            for slot, their_name in theirs.items():
-                header = _header(_HOLDS_SLOT, their_name, "f4")
-                files[slot] = f"{name}-{optimizer}-{their_name}", header
-    with open(os.path.join(folder, key_file), "wb") as file:
-        file.write(key_header)
+    # SOK's optimizers have no slots with one number for each row.
+    if all(len(table.columns[slot].shape) == 2 for slot in slots):
+        optimizer, theirs = _OPTIMIZERS.get(frozenset(slots), ("", {}))
+        for slot, their_name in theirs.items():
+            header = _header(_HOLDS_SLOT, their_name, "f4")
+            files[slot] = f"{name}-{optimizer}-{their_name}", header
+    with open(os.path.join(folder, name + _KEYS_2), "wb") as file:
+        file.write(_header(_HOLDS_KEYS, "", "i8"))
         file.write(keys.astype("<i8").data)
     for slot, (file_name, header) in files.items():
-        column = table.columns[slot]
         with open(os.path.join(folder, file_name), "wb") as file:
             file.write(header)
-            for _, rows in column.blocks(progress):
+            for _, rows in table.columns[slot].blocks(progress):
                 rows = rows.astype("<f4", copy=False)
                 file.write(np.ascontiguousarray(rows).data)
     left = sorted(slots - files.keys())
