@@ -368,7 +368,7 @@ def test_building_shows_how_far_it_is(folder, monkeypatch, capsys):
     assert shares == sorted(shares) and len(set(shares)) < len(shares)
     files_number = shown[0][2]
     assert re.fullmatch(
-        rf"Compiling the kernels: done, {files_number} files in [2-9] s",
+        rf"Compiling the kernels: done, {files_number} files in 0:00:0[2-9]",
         lines[-1],
     )
 

@@ -1,7 +1,7 @@
 """The progress of what takes long: when it shows, where, and what it says."""
 
+import importlib.util
 import io
-import logging
 import os
 import re
 import sys
@@ -11,7 +11,6 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging as absl_logging
 from tfrs_embed.progress import Task
 
 import tfrs_embed
@@ -104,12 +103,12 @@ def test_a_bar_shows_rate_and_time_left(clock, terminal):
             task.advance(10 * MB)
         assert terminal.states[-1].rstrip() == (
             "Saving tables: |####      | 40% of 95.4 MiB, 9.5 MiB a second, "
-            "6 s left"
+            "0:00:06 left"
         )
         clock.now += 6
         task.advance(60 * MB)
     assert terminal.states[-2].startswith("Saving tables: |##########| 100%")
-    done = "Saving tables: done, 95.4 MiB in 10 s"
+    done = "Saving tables: done, 95.4 MiB in 0:00:10"
     assert terminal.states[-1].rstrip() == done
     # It covers what was longer.
     assert len(set(map(len, terminal.states))) == 1
@@ -130,10 +129,10 @@ def test_a_bar_is_drawn_some_times_a_second(clock, terminal):
 def test_a_log_has_a_line_now_and_then(clock, stderr):
     work(clock, 70, step=0.5, amount=1 << 20)
     assert stderr.states == [
-        "Saving tables: 4% of 140.0 MiB, 2.0 MiB a second, 1:07 min left",
-        "Saving tables: 47% of 140.0 MiB, 2.0 MiB a second, 37 s left",
-        "Saving tables: 90% of 140.0 MiB, 2.0 MiB a second, 7 s left",
-        "Saving tables: done, 140.0 MiB in 1:10 min",
+        "Saving tables: 4% of 140.0 MiB, 2.0 MiB a second, 0:01:07 left",
+        "Saving tables: 47% of 140.0 MiB, 2.0 MiB a second, 0:00:37 left",
+        "Saving tables: 90% of 140.0 MiB, 2.0 MiB a second, 0:00:07 left",
+        "Saving tables: done, 140.0 MiB in 0:01:10",
     ]
 
 
@@ -151,14 +150,16 @@ def test_something_small_says_nothing_of_the_rest(clock, stderr, on_terminal):
         clock.now += 40
         task.advance(500 * MB)
     if on_terminal:
-        first = "|          | 0% of 953.7 MiB after 4 s"
+        first = "|          | 0% of 953.7 MiB after 0:00:04"
         assert first in stderr.states[0]
-        later = "50% of 953.7 MiB, 13.6 MiB a second, 35 s left"
+        # The line ends with the terminal.
+        later = "50% of 953.7 MiB, 13.6 MiB a second, 0:0"
         assert any(later in state for state in stderr.states)
     else:
         assert stderr.states[:2] == [
-            "Building 5 tables: 0% of 953.7 MiB after 4 s",
-            "Building 5 tables: 50% of 953.7 MiB, 13.6 MiB a second, 35 s left",
+            "Building 5 tables: 0% of 953.7 MiB after 0:00:04",
+            "Building 5 tables: 50% of 953.7 MiB, 13.6 MiB a second, "
+            "0:00:35 left",
         ]
 
 
@@ -169,7 +170,7 @@ def test_what_is_not_steady_says_how_long_it_has_taken(clock, stderr):
         assert task.left is None
         clock.now += 40
         task.advance(2)
-    assert stderr.states[0] == "Compiling it: 50% of 4 files after 40 s"
+    assert stderr.states[0] == "Compiling it: 50% of 4 files after 0:00:40"
 
 
 def test_what_has_no_known_end_is_counted(clock, stderr):
@@ -183,7 +184,7 @@ def test_what_has_no_known_end_is_counted(clock, stderr):
         assert sum(1 for _ in task.count(batches())) == 5120
     assert stderr.states == [
         "Reading batches: 3,072 batches, 1,024.0 batches a second",
-        "Reading batches: done, 5,120 batches in 5 s",
+        "Reading batches: done, 5,120 batches in 0:00:05",
     ]
 
 
@@ -208,19 +209,6 @@ def test_more_than_was_expected(clock, terminal):
         task.advance(15)
         assert "100% of 15 rows" in terminal.states[-1]
     assert task.total == 15
-
-
-def test_absl_has_the_lines_if_it_shows_infos(clock, stderr, caplog):
-    before = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.INFO)
-    try:
-        with caplog.at_level(logging.INFO):
-            work(clock, 4)
-    finally:
-        absl_logging.set_verbosity(before)
-    assert len(caplog.messages) == 2
-    assert caplog.messages[-1] == "Saving tables: done, 38.1 MiB in 4 s"
-    assert not stderr.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -263,19 +251,18 @@ def test_an_unknown_mode():
     assert progress._mode == "auto"
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "warnings"),
-    [("LOG", "log", 0), ("off", "off", 0), ("loud", "auto", 1)],
-)
-def test_the_environment_has_the_first_mode(monkeypatch, text, mode, warnings):
-    said = []
-    monkeypatch.setattr(
-        progress.logging, "warning", lambda *a: said.append(a[0] % a[1:])
-    )
-    monkeypatch.setenv("TFRS_EMBED_PROGRESS", text)
-    assert progress._initial_mode() == mode
-    assert len(said) == warnings
-    assert all("TFRS_EMBED_PROGRESS" in s and "'loud'" in s for s in said)
+def test_the_environment_has_the_first_mode(monkeypatch):
+    def mode():
+        spec = importlib.util.find_spec(progress.__name__)
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        return again._mode
+
+    monkeypatch.setenv("TFRS_EMBED_PROGRESS", "LOG")
+    assert mode() == "log"
+    monkeypatch.setenv("TFRS_EMBED_PROGRESS", "loud")
+    with pytest.raises(ValueError, match="TFRS_EMBED_PROGRESS must"):
+        mode()
 
 
 def test_an_error_ends_the_bar(clock, terminal):
@@ -285,7 +272,7 @@ def test_an_error_ends_the_bar(clock, terminal):
         raise KeyError
     assert terminal.getvalue().endswith("\n")
     assert "30%" in terminal.states[-2] and "100%" not in terminal.getvalue()
-    assert "stopped, 30 B in 5 s" in terminal.states[-1]
+    assert "stopped, 30 B in 0:00:05" in terminal.states[-1]
 
 
 def test_an_error_ends_the_lines(clock, stderr):
@@ -293,7 +280,7 @@ def test_an_error_ends_the_lines(clock, stderr):
         clock.now += 5
         task.advance(30)
         raise KeyError
-    assert stderr.states[-1] == "Saving tables: stopped, 30 B in 5 s"
+    assert stderr.states[-1] == "Saving tables: stopped, 30 B in 0:00:05"
 
 
 def test_off_hides_the_parts_of_a_task_that_is_shown(clock, stderr):
@@ -374,42 +361,12 @@ def test_an_interrupt_is_not_swallowed(clock, monkeypatch):
         task.advance()
 
 
-def server(job, index, *jobs):
-    """What TensorFlow knows of the workers that train together."""
-    cluster = types.SimpleNamespace(
-        job=[types.SimpleNamespace(name=name) for name in jobs]
-    )
-    return types.SimpleNamespace(
-        job_name=job, task_index=index, cluster=cluster
-    )
-
-
-@pytest.mark.parametrize(
-    ("known", "bar"),
-    [
-        (None, True),
-        (server("worker", 0, "worker"), True),
-        (server("worker", 1, "worker"), False),
-        (server("chief", 0, "chief", "worker"), True),
-        (server("worker", 0, "chief", "worker"), False),
-    ],
-)
-def test_the_first_worker_alone_draws_bars(
-    clock, terminal, monkeypatch, known, bar
-):
-    service = types.SimpleNamespace(_collective_ops_server_def=known)
+def test_a_cluster_has_no_bars(clock, terminal, monkeypatch):
+    service = types.SimpleNamespace(_collective_ops_server_def="a cluster's")
     monkeypatch.setattr(progress.context, "context", lambda: service)
     work(clock, 5)
-    assert ("|" in terminal.getvalue()) == bar
-    assert ("\n" in terminal.getvalue().rstrip()) != bar
-
-
-def test_a_notebook_has_bars(clock, stderr, monkeypatch):
-    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
-    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    work(clock, 5)
-    assert "|######### | 96%" in stderr.states[-2]
+    assert "|" not in terminal.getvalue()
+    assert "\n" in terminal.getvalue().rstrip()
 
 
 def test_it_starts_no_thread(clock, terminal):

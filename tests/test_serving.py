@@ -365,48 +365,28 @@ class Scaled(keras.Model):
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ["0", "1st"],
-        ["_id", "__"],
-        ["日本", "中国"],
-        ["Movie", "movie", "movie_1"],
-        ["class", "None", "self"],
-        ["0", "arg_0"],
-    ],
+    [["_id"], ["日本"], ["Movie", "movie"], ["class"], ["self"]],
     ids=str,
 )
-def test_features_of_any_name_keep_it(tmp_path, names):
+def test_a_name_that_tensorflow_refuses_is_an_error(tmp_path, names):
     model = Scaled()
-    inputs = {name: tf.constant([i, 7]) for i, name in enumerate(names)}
-    expected = {name: [2 * i, 14] for i, name in enumerate(names)}
+    inputs = {name: tf.constant([1, 7]) for name in names}
     model(inputs)
-    export(model, tmp_path / "model", signature_of(inputs))
-    # As TensorFlow Serving knows it.
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        loaded = tf.compat.v1.saved_model.load(
-            session, ["serve"], str(tmp_path / "model")
-        )
-        signature = loaded.signature_def["serving_default"]
-        assert set(signature.inputs) == set(signature.outputs) == set(names)
-        found = session.run(
-            {name: signature.outputs[name].name for name in names},
-            {
-                signature.inputs[name].name: [i, 7]
-                for i, name in enumerate(names)
-            },
-        )
-        for name in names:
-            np.testing.assert_array_equal(found[name], expected[name])
-    # And as Python does.
+    with pytest.raises(ValueError, match=f"name '{names[0]}'.*signatures"):
+        export(model, tmp_path / "model", signature_of(inputs))
+
+    def other(*ids):
+        return model(dict(zip(names, ids, strict=True)))
+
+    specs = [tf.TensorSpec([2], tf.int32, f"x{i}") for i in range(len(names))]
+    signatures = {"serving_default": (other, specs)}
+    export(model, tmp_path / "model", signatures=signatures)
     served = tf.saved_model.load(str(tmp_path / "model"))
-    found = served.serve(inputs)
+    found = served.signatures["serving_default"](
+        **{spec.name: tf.constant([1, 7]) for spec in specs}
+    )
     for name in names:
-        np.testing.assert_array_equal(found[name], expected[name])
-    if "self" in names or "arg_0" in names:
-        return  # TensorFlow's functions don't take such keywords.
-    found = served.signatures["serving_default"](**inputs)
-    for name in names:
-        np.testing.assert_array_equal(found[name], expected[name])
+        np.testing.assert_array_equal(found[name], [2, 14])
 
 
 def test_a_feature_without_a_name_is_refused(tmp_path):
@@ -550,13 +530,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     never_called.build()
     with pytest.raises(ValueError, match="give export an input_signature"):
         export(never_called, path)
-    with pytest.raises(
-        TypeError, match=r"input_signature, a dict.* 'word' must"
-    ):
+    with pytest.raises(TypeError, match=r"'word' must"):
         export(model, path, {**INPUTS, "movie": tf.TensorSpec([None])})
-    with pytest.raises(
-        (TypeError, ValueError), match="input_signature, a list"
-    ):
+    with pytest.raises(ValueError, match="0_movie"):
         export(model, path, [signature_of(INPUTS) or model.save_spec()[0][0]])
     with pytest.raises(TypeError, match=r"'more' must be a function"):
         export(

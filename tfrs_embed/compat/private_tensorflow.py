@@ -30,7 +30,6 @@ try:
     # few of them.
     from tensorflow.core.framework import attr_value_pb2
     from tensorflow.core.protobuf import (
-        saved_model_pb2,
         tensor_bundle_pb2,
         trackable_object_graph_pb2,
     )

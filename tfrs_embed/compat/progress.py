@@ -1,9 +1,8 @@
 """Progress of long work: a bar on a terminal, lines in a log.
 
-Work of less than 3 seconds shows nothing. On a terminal and in a notebook,
-longer work shows a bar with its rate and the time left; elsewhere a line on
-stderr from time to time, or in absl's log if that shows infos. Of several
-workers only the first draws bars.
+Work of less than 3 seconds shows nothing. On a terminal longer work shows a bar
+with its rate and the time left; elsewhere, and in clusters of workers, a line
+on stderr from time to time.
 
 `set_mode` decides for the process, also for work without an argument for it, as
 checkpoints that a callback saves. The environment variable
@@ -19,7 +18,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import logging as standard_logging
+import datetime
 import os
 import shutil
 import sys
@@ -28,8 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from absl import logging
-
+from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.private_tensorflow import context
 from tfrs_embed.compat.text_table import format_bytes
 
@@ -52,27 +50,14 @@ _WIDTH = 10
 # The share of the work from which the rest is estimated.
 _LEAST_SHARE = 0.01
 
-_INFO = standard_logging.INFO
 _VARIABLE = "TFRS_EMBED_PROGRESS"
 
 # Tests have another.
 _clock = time.monotonic
 
 
-def _initial_mode() -> Mode:
-    text = os.environ.get(_VARIABLE, "auto").lower()
-    if text in get_args(Mode):
-        return cast(Mode, text)
-    logging.warning(
-        "%s must be one of %s, got '%s': it is taken to be 'auto'.",
-        _VARIABLE,
-        get_args(Mode),
-        text,
-    )
-    return "auto"
-
-
-_mode: Mode = _initial_mode()
+_mode: Mode = cast(Mode, os.environ.get(_VARIABLE, "auto").lower())
+choice(_mode, get_args(Mode), _VARIABLE)
 _offs = 0
 _offs_lock = threading.Lock()
 
@@ -84,15 +69,14 @@ def set_mode(mode: Mode) -> None:
         >>> tfrs_embed.progress.set_mode("log")
 
     Args:
-        mode: "auto": bars on a terminal and in notebooks, else lines; "bar":
-            bars anywhere; "log": lines; "off": nothing.
+        mode: "auto": bars on a terminal, else lines; "bar": bars anywhere;
+            "log": lines; "off": nothing.
 
     Raises:
         ValueError: the mode is none of these.
     """
     global _mode
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}.")
+    choice(mode, get_args(Mode), "mode")
     _mode = mode
 
 
@@ -220,12 +204,14 @@ class Task:
 
     def _draws_bars(self) -> bool:
         if self._bar is None:
-            on_screen = self._mode == "bar" or (
+            service: Any = context.context()
+            in_cluster = getattr(service, "_collective_ops_server_def", None)
+            self._bar = self._mode == "bar" or (
                 self._mode == "auto"
+                and in_cluster is None
                 and sys.stderr is not None
-                and (_in_notebook() or sys.stderr.isatty())
+                and sys.stderr.isatty()
             )
-            self._bar = on_screen and _is_first_worker()
         return self._bar
 
     def _show(self, last: str = "") -> None:
@@ -236,7 +222,7 @@ class Task:
                 width = shutil.get_terminal_size().columns - 1
                 _print(f"\r{text[:width]:{width}}" + ("\n" if last else ""))
             else:
-                _write(text)
+                _print(f"{text}\n")
             every = _BAR_EVERY_S if self._bar else _LINE_EVERY_S
             self._next = _clock() + every
         except Exception:  # stderr may be anything, and in any state.
@@ -253,42 +239,9 @@ def size_of(items: Any) -> int | None:
         return None
 
 
-def _in_notebook() -> bool:
-    """Whether this is a notebook's kernel, whose stderr is not a terminal."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
-    return shell is not None and "IPKernelApp" in getattr(shell, "config", ())
-
-
-def _is_first_worker() -> bool:
-    """Whether this process is the first of the workers."""
-    service: Any = context.context()
-    server = getattr(service, "_collective_ops_server_def", None)
-    if server is None:
-        return True
-    jobs = {job.name for job in server.cluster.job}
-    first = "chief" if "chief" in jobs else "worker"
-    return server.job_name == first and server.task_index == 0
-
-
 def _time(seconds: float) -> str:
-    """Returns a duration as "7 s", "2:05 min" or "1:02:05 h"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{seconds} s"
-    hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes}:{seconds:02} min"
-    return f"{hours}:{minutes:02}:{seconds:02} h"
-
-
-def _write(line: str) -> None:
-    """Writes a line to absl's log if it shows infos, else to stderr."""
-    log: Any = logging.get_absl_logger()
-    if log.isEnabledFor(_INFO) and log.hasHandlers():
-        logging.info("%s", line)
-    else:
-        _print(f"{line}\n")
+    """Returns a duration as "1:02:05"."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def _print(text: str) -> None:

@@ -76,14 +76,7 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
             "them, which don't call the model."
         )
     arguments: dict[str, Any] = {}
-    about = None
-    if input_signature is not None:
-        about = (
-            f"'{model.name}' can't be called with its input_signature, a "
-            f"{type(input_signature).__name__}: it stands for the model's "
-            "first argument, without a list around it unless that is a list."
-        )
-    else:
+    if input_signature is None:
         given = _save_spec(model)
         if given is None:
             raise ValueError(
@@ -108,7 +101,6 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         [first, *names],
         bare=True,
         output_names=getattr(model, "output_names", None),
-        given=about,
     )
 
 

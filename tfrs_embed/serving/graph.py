@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_tensorflow import AutoTrackable, save_context
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE
-from tfrs_embed.serving.names import rename_inputs
 from tfrs_embed.serving.signatures import ServedFunction
 from tfrs_embed.serving.tables import ServedTables
 
@@ -57,9 +56,6 @@ def save_graph(
     roots = [model, *(f.owner for f in functions.values() if f.owner)]
     root.resources = _resources(roots, concrete.values(), tables)
     tf.saved_model.save(root, folder, concrete, options)
-    renamed = {name: f.renamed for name, f in functions.items() if f.renamed}
-    if renamed:
-        rename_inputs(folder, renamed)
 
 
 @contextlib.contextmanager

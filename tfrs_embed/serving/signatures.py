@@ -3,20 +3,14 @@
 A ragged input "history" is the tensors "history_values" and
 "history_row_splits". A sparse one is "history_indices", "history_values" and
 "history_dense_shape".
-
-TensorFlow names inputs after the arguments of a Python function, which can't be
-"0" or "日本". Servers allow all names: such inputs are other arguments,
-and get theirs in the exported files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import itertools
 import keyword
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,11 +33,10 @@ class ServedFunction:
         bare: whether the first argument's inputs, in a dict, are named by its
             keys alone.
         output_names: names of outputs that are in no dict.
-        given: the beginning of errors if the function can't be called with the
-            specs.
 
-    Attributes:
-        renamed: inputs' names by their arguments' names, where they differ.
+    Raises:
+        ValueError: an input has no name, or one that TensorFlow refuses.
+        TypeError: an argument has something that is no spec.
     """
 
     def __init__(
@@ -54,33 +47,25 @@ class ServedFunction:
         labels: Sequence[str],
         bare: bool,
         output_names: Sequence[str] | None = None,
-        given: str | None = None,
     ) -> None:
         self._name = name
         self._function = function
         self._arguments = tuple(arguments)
         self._labels = labels
         self._output_names = output_names
-        self._given = given
-        with _explained(given):
-            leaves = [
-                leaf
-                for i, (argument, label) in enumerate(
-                    zip(self._arguments, labels, strict=True)
-                )
-                for leaf in _named(argument, label, bare and i == 0)
-            ]
-            specs = _named_parts(name, "input", leaves)
-        parameters = _parameters(specs)
+        leaves = [
+            leaf
+            for i, (argument, label) in enumerate(
+                zip(self._arguments, labels, strict=True)
+            )
+            for leaf in _named(argument, label, bare and i == 0)
+        ]
+        specs = _named_parts(name, "input", leaves)
+        _require_allowed(name, list(specs))
         # In the order of the arguments' tensors.
         self._tensors = {
-            parameter: tf.TensorSpec(spec.shape, spec.dtype, parameter)
-            for parameter, spec in zip(parameters, specs.values(), strict=True)
-        }
-        self.renamed = {
-            parameter: name
-            for parameter, name in zip(parameters, specs, strict=True)
-            if parameter != name
+            part: tf.TensorSpec(spec.shape, spec.dtype, part)
+            for part, spec in specs.items()
         }
 
     @property
@@ -120,9 +105,7 @@ class ServedFunction:
             outputs = served(*nest.map_structure(_checked, given))
             return self._named_outputs(outputs)
 
-        with _explained(self._given):
-            traced = named.get_concrete_function(**self._tensors)
-        return served, traced
+        return served, named.get_concrete_function(**self._tensors)
 
     def _named_outputs(self, outputs: Any) -> dict[str, tf.Tensor]:
         """The tensors of a nesting of outputs, by name."""
@@ -135,18 +118,6 @@ class ServedFunction:
             ]
         parts = _named_parts(self._name, "output", leaves)
         return {name: tf.identity(part) for name, part in parts.items()}
-
-
-@contextlib.contextmanager
-def _explained(text: str | None) -> Iterator[None]:
-    """Puts a text before the messages of errors, unless it is None."""
-    try:
-        yield
-    except Exception as error:
-        if text is None:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{text} {error}") from error
 
 
 def _named(
@@ -194,24 +165,20 @@ def _named_parts(
     return found
 
 
-def _parameters(specs: Mapping[str, Any]) -> list[str]:
-    """For each input's name an argument's name that TensorFlow allows.
-
-    It is the input's name where possible. Two names differ in more than case,
-    which TensorFlow's graphs ignore.
-    """
-    lower = {name.lower() for name in specs}
-    others = (f"input_{i}" for i in itertools.count())
-    parameters: list[str] = []
-    taken: set[str] = set()
-    for name in specs:
+def _require_allowed(signature: str, names: Sequence[str]) -> None:
+    """Raises a ValueError for inputs' names that TensorFlow refuses."""
+    lower = [name.lower() for name in names]
+    for name in names:
         letters = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
         reserved = name == "self" or keyword.iskeyword(name)
-        if not letters or reserved or name.lower() in taken:
-            name = next(each for each in others if each not in lower)
-        parameters.append(name)
-        taken.add(name.lower())
-    return parameters
+        if not letters or reserved or lower.count(name.lower()) > 1:
+            raise ValueError(
+                f"Signature '{signature}': an input can't have the name "
+                f"'{name}'. Names are letters, digits and underscores of "
+                "ASCII, begin with a letter, aren't 'self' or a keyword of "
+                "Python, and differ in more than case. Give export signatures, "
+                "functions whose inputs have other names."
+            )
 
 
 def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
