@@ -88,9 +88,9 @@ def test_it_shows_tables_slots_and_the_rest(tmp_path, values, capsys):
 
     text = inspect(path, capsys)
     assert re.search(
-        r"layer/large +ids +parameters +300 +4 +float32 +4\.7 KiB", text
+        r"layer/large +parameters +\[300, 4\] +float32 +4\.7 KiB", text
     )
-    assert re.search(r"\n +accumulators +300 +4 ", text)
+    assert re.search(r"\nlayer/large +accumulators +\[300, 4\] ", text)
     assert "Step of 'layer': 1" in text
     assert re.search(r"dense +\[3, 2\] +float16 +12 B", text)
 
@@ -188,7 +188,7 @@ def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
     assert f"'{path}' has no tables of this" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scheme", ["file://{}", "file:{}", "ram:/{}"])
+@pytest.mark.parametrize("scheme", ["file://{}", "ram:/{}"])
 def test_other_file_systems_are_read_and_written(
     scheme, tmp_path, values, capsys, monkeypatch
 ):
@@ -219,7 +219,6 @@ def test_other_file_systems_are_read_and_written(
     [
         ("", [], "The destination is empty"),
         ("s9://bucket/new", [], "'s9://bucket/new': .* no file system 's9'"),
-        ("file://new", [], "'file://new' is no path"),
         (
             "ram://bucket",
             [],
@@ -229,7 +228,11 @@ def test_other_file_systems_are_read_and_written(
         ("new/", [], "'new/' is a folder: .* 'new/ckpt'"),
         ("", ["--to", "sok"], "The destination is empty"),
         (".", ["--to", "sok"], "There is '.' already"),
-        ("ram://b/new", ["--to", "sok"], "only, not on 'ram'"),
+        (
+            "ram://b/new",
+            ["--to", "sok"],
+            "'ram://b/new': SOK's files are .* local",
+        ),
         ("s9://b/new", ["--to", "sok"], "no file system 's9'"),
     ],
 )
@@ -301,14 +304,6 @@ def test_what_ends_it_early_is_said_in_a_line(
     assert message.format(path=path) in err
     assert "Traceback" not in err
     assert os.listdir(to) == []
-
-
-def test_many_other_variables_are_summed_up(tmp_path, capsys):
-    objects = {f"v{i}": tf.Variable(tf.zeros([i + 1])) for i in range(30)}
-    path = tf.train.Checkpoint(**objects).write(str(tmp_path / "c"))
-    text = inspect(path, capsys)
-    assert re.search(r"v29 +\[30\] +float32 +120 B\n", text)
-    assert re.search(r"10 smaller ones +220 B\n", text)
 
 
 def test_a_terminal_sees_progress(tmp_path, values, capsys, monkeypatch):

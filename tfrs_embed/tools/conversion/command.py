@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import progress
-from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.compat.text_table import value_table
 from tfrs_embed.tools.command_line import (
     EXIT_STATUS,
     FINE,
@@ -27,23 +26,13 @@ from tfrs_embed.tools.command_line import (
 )
 from tfrs_embed.tools.conversion import convert, paths, reading
 from tfrs_embed.tools.conversion.contents import Column, Contents
-from tfrs_embed.tools.conversion.statistics import measure
+from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
 _DESCRIPTION = (
     "Looks into checkpoints of embedding tables: of this package, of "
     "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
     "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
 )
-_MOST_OTHERS = 20
-#: The statistics of `inspect`'s table by column: their names and formats.
-_FORMATS = {
-    "norm": ("norm", ".6g"),
-    "mean row": ("mean_row_norm", ".4g"),
-    "max row": ("max_row_norm", ".4g"),
-    "zero rows": ("zero_rows", ","),
-    "NaN": ("nan", ","),
-    "inf": ("inf", ","),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +166,7 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(described, indent=2))
     else:
-        print("\n".join(_as_text(contents, described["tables"])))
+        print("\n".join(_as_text(described)))
 
 
 def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
@@ -205,6 +194,7 @@ def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
                 pass
         tables.append(
             {
+                "path": table.path,
                 "layer": table.layer,
                 "name": table.name,
                 "rows": table.shape[0],
@@ -225,63 +215,38 @@ def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
     }
 
 
-def _as_text(
-    contents: Contents, tables: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    lines = [f"{contents.path}: {contents.format}"]
-    if tables:
-        lines += ["", *_tables_as_text(contents, tables)]
-    for layer, step in contents.steps.items():
-        lines.append(f"Step of {_quoted(layer)}: {step}")
-    for table in contents.tables:
-        if table.learning_rate is not None:
-            rate = f"{table.learning_rate:.6g}"
-            lines.append(f"Learning rate of '{table.path}': {rate}")
-    if contents.others:
-        lines += ["", *_others_as_text(contents)]
-    return [*lines, *(f"Note: {note}" for note in contents.notes)]
-
-
-def _tables_as_text(
-    contents: Contents, tables: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    head = ["table", "by", "values", "rows", "dim", "dtype", "size", *_FORMATS]
-    lines, total = [], 0
-    for table, described in zip(contents.tables, tables, strict=True):
-        first = [table.path, "keys" if table.keys else "ids"]
-        both = {**described["columns"], **described["parts"]}
-        for name, column in both.items():
-            rows, *dims = column["shape"]
-            total += column["bytes"]
-            statistics = [
-                format(column[key], text) if key in column else ""
-                for key, text in _FORMATS.values()
-            ]
-            size = format_bytes(column["bytes"])
-            line = [name, f"{rows:,}", str(math.prod(dims)), column["dtype"]]
-            lines.append([*first, *line, size, *statistics])
-            first = ["", ""]
-    last = ["total"] + [""] * (len(head) - 1)
-    last[head.index("size")] = format_bytes(total)
-    return text_table(head, lines, ("table", "by", "values", "dtype"), last)
-
-
-def _others_as_text(contents: Contents) -> list[str]:
-    others = sorted(contents.others, key=lambda other: -other.nbytes)
-    shown, hidden = others[:_MOST_OTHERS], others[_MOST_OTHERS:]
-    lines = [
-        [o.name, str(list(o.shape)), o.dtype, format_bytes(o.nbytes)]
-        for o in shown
+def _as_text(described: Mapping[str, Any]) -> list[str]:
+    lines = [f"{described['path']}: {described['format']}"]
+    statistics = [field.name for field in dataclasses.fields(Statistics)]
+    columns = [
+        {
+            "table": table["path"],
+            "values": name,
+            **column,
+            # Keys and counters have none.
+            **{key: column.get(key) for key in statistics},
+        }
+        for table in described["tables"]
+        for name, column in {**table["columns"], **table["parts"]}.items()
     ]
-    if hidden:
-        size = format_bytes(math.fsum(other.nbytes for other in hidden))
-        lines.append([f"{len(hidden)} smaller ones", "", "", size])
-    head = ["other variable", "shape", "dtype", "size"]
-    return text_table(head, lines, head[:3])
+    for each in (columns, described["others"]):
+        if each:
+            lines += ["", *value_table([_cells(row) for row in each])]
+    for layer, step in described["steps"].items():
+        lines.append(f"Step of '{layer}': {step}")
+    for table in described["tables"]:
+        if table["learning_rate"] is not None:
+            rate = f"{table['learning_rate']:.6g}"
+            lines.append(f"Learning rate of '{table['path']}': {rate}")
+    return [*lines, *(f"Note: {note}" for note in described["notes"])]
 
 
-def _quoted(layer: str) -> str:
-    return f"'{layer}'" if layer else "the layer"
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    cells = {**row, "shape": str(list(row["shape"]))}
+    return {
+        name: f"{cell:.6g}" if isinstance(cell, float) else cell
+        for name, cell in cells.items()
+    }
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -348,16 +313,16 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
     """Prints what was written, and on stderr what was not."""
     for table in contents.tables:
-        rows, dim = table.shape
         columns = [
-            name if c.dtype == tf.float32 else f"{name} ({c.dtype.name})"
-            for name, c in table.columns.items()
+            name
+            if c.dtype in (tf.float32, tf.int64)
+            else f"{name} ({c.dtype.name})"
+            for name, c in table.all_columns.items()
         ]
-        columns += table.parts
-        print(f"{table.path}: [{rows}, {dim}], {', '.join(columns)}")
+        print(f"{table.path}: {list(table.shape)}, {', '.join(columns)}")
     for layer, step in contents.steps.items():
         if f"the step of '{layer}'" not in left:
-            print(f"step of {_quoted(layer)}: {step}")
+            print(f"step of '{layer}': {step}")
     print(f"Written to '{path}'.")
     for note in contents.notes:
         print(f"note: {note}", file=sys.stderr)

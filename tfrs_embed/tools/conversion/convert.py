@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import bundle, saver
+from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter
 from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
@@ -190,10 +190,10 @@ def write_checkpoint(
         place += ["tables", table.name] if table.name else ["table"]
         for name, column in {**table.parts, **table.columns}.items():
             write = functools.partial(_write_rows, column, progress)
-            _track(root, [*place, name], _saved(write))
+            _track(root, [*place, name], _Written(write))
         if table.learning_rate is not None:
             write = functools.partial(_write_rate, table.learning_rate)
-            _track(root, [*place, LEARNING_RATE], _saved(write))
+            _track(root, [*place, LEARNING_RATE], _Written(write))
     for layer, step in contents.steps.items():
         _track(root, [*_parts(layer), "step"], _counter(step))
     # `tf.train.Checkpoint.restore` looks for it.
@@ -275,15 +275,8 @@ def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
     return variable
 
 
-def _saved(write: Callable[[BundleWriter, str], None]) -> Trackable:
+class _Written(Trackable, Saved):
     """An object whose value a function writes under a key."""
-    child = Trackable()
-    saver.mark(child, _Written(write))
-    return child
-
-
-class _Written(Saved):
-    """A value that is only saved."""
 
     def __init__(self, write: Callable[[BundleWriter, str], None]) -> None:
         self._write = write

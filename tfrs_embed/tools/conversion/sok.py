@@ -48,8 +48,6 @@ _OPTIMIZERS: Mapping[frozenset[str], tuple[str, Mapping[str, str]]] = {
         {"accumulators": "accumulator", "linears": "linear"},
     ),
 }
-# Rows that are gathered from a file at a time. Each may read a page of it.
-_GATHERED = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,14 +175,9 @@ def _table(variable: str, keys: _File, files: Mapping[str, _File]) -> Table:
 
     def rows_of(file: _File) -> Column:
         def read(start: int, size: int) -> np.ndarray:
+            # Mapped each time: pages that a mapping has read stay in memory.
             places = order()[1][start : start + size]
-            parts = [
-                # Mapped again for each part: pages that were read through one
-                # mapping stay in memory.
-                file.mapped(count)[places[i : i + _GATHERED]].astype(np.float32)
-                for i in range(0, size, _GATHERED)
-            ]
-            return np.concatenate(parts)
+            return file.mapped(count)[places].astype(np.float32)
 
         width = file.count // count if count else 0
         return Column((count, width), read)
