@@ -59,19 +59,16 @@ def read(state: TableState, most: int | None) -> ReadRows:
     nonfinite, offset = 0, 0
     for shard, part in enumerate(state.held(PARAMETERS)):
         numbers = sample(part, most)
-        of_part = numbers + offset if part.keys is None else part.keys[numbers]
+        kept = sample(part, min(most or KEPT_ROWS, KEPT_ROWS))
+        ids.append(kept + offset if part.keys is None else part.keys[kept])
+        values += _blocks(part, kept)
         offset += part.rows
-        step = max(1, -(-len(numbers) // KEPT_ROWS))
-        ids.append(of_part[::step])
-        done = 0
         for block in _blocks(part, numbers):
             length = norms(block)
             lengths.append(length)
             # Of large numbers the norm may overflow, and only the norm.
             bad = block[~np.isfinite(length)].astype(np.float64)
             nonfinite += int(np.count_nonzero(~np.isfinite(bad).all(1)))
-            values.append(block[-done % step :: step])
-            done += len(block)
         initial = np.ones(len(numbers), bool)
         for parts, value in slots:
             blocks = _blocks(parts[shard], numbers)
