@@ -122,8 +122,7 @@ def train(strategy: tf.distribute.Strategy) -> None:
         each = {k: (last[k] - first[k]) / steps for k in last}
         say(
             f"replica {replica} sent, per step: {each['bytes'] / 1e6:.3f} MB "
-            f"({each['least_bytes'] / 1e6:.3f} without padding) in "
-            f"{each['collectives']:.0f} collectives, for "
+            f"in {each['collectives']:.0f} collectives, for "
             f"{each['unique_keys']:,.0f} unique ids"
         )
     say(f"peak memory {peak_memory() / 2**20:,.0f} MiB in this process")

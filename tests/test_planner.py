@@ -308,17 +308,9 @@ def test_what_sharded_tables_alone_send():
     for rank, counted in enumerate(traffic.expected_traffic(tables, ids)):
         *by_rows, by_vectors = ids[rank]
         keys = [np.unique(f.ids) for f in by_rows]
-        # The second table begins on rank 1.
-        least = sum(
-            np.sum((k + first) % 3 != rank) * (8 + 2 * 4 * 8)
-            for first, k in enumerate(keys)
-        )
-        least += by_vectors.bags * (4 * 15 + 3 * 4 * 16)
-        assert counted.least_bytes == least
         assert counted.unique_keys == sum(map(len, keys)) + 15 * by_vectors.bags
         assert counted.collectives == (1 + 3) + 3
-        assert counted.bytes > least
-    assert traffic.expected_traffic(tables, ids[:1]) == [Traffic(0, 0, 0, 0)]
+    assert traffic.expected_traffic(tables, ids[:1]) == [Traffic(0, 0, 0)]
 
 
 def test_replicas_without_bags_send_vectors_too():

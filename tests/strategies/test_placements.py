@@ -17,7 +17,7 @@ from conformance.harness import (
 from helpers import assert_unchanged, differentiate, state
 from plans import nightly, on
 from reference import Ragged
-from strategies.replicas import distribute, local, local_ids, of_chief
+from strategies.replicas import distribute, local, of_chief
 from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import column_wise
@@ -189,20 +189,11 @@ def test_bytes_are_those_of_the_formula(strategy, place):
     words_sent, units_sent = (
         int(bucket_of(tf.constant(int(n), tf.int64))[0]) for n in longest
     )
-    ranks = engine._replicas.ranks
     found = engine.traffic()
-    for replica, rank, traffic in zip(
-        local_ids(strategy), ranks, found, strict=True
-    ):
+    for traffic in found:
         assert traffic.collectives == 5
         assert traffic.bytes == (world - 1) * (
             4 * words_sent + 2 * 4 * unit * units_sent
-        )
-        others = np.arange(world) != rank
-        assert (
-            traffic.least_bytes
-            == 4 * words[replica][others].sum()
-            + 8 * floats[replica][others].sum()
         )
 
 

@@ -148,16 +148,8 @@ class BagExchange:
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
         )
-        # The bytes without padding; pieces of this replica need no message.
-        rank = self._replicas.ranks[replica]
-        remote = tf.constant([int(p.rank != rank) for p in self.pieces])
-        asked, units = (
-            tf.cast(tf.reduce_sum(remote * n), tf.int64)
-            for n in (written.sizes, floats)
-        )
         self._replicas.sent[replica].add(
-            least=4 * asked + 2 * self._wire.size * self.unit * units,
-            unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags]),
+            unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
         )
         return BagsReceived(received, counts, floats, capacity, bucket)
 

@@ -243,7 +243,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def counting(self, replica: int, counters: tf.Variable) -> Iterator[None]:
-        """Counts what a local replica sends inside, in [4] int64 `counters`."""
+        """Counts what a local replica sends inside, in [3] int64 `counters`."""
         sent = self.sent[replica] = Sent(tf.compat.v1.get_default_graph())
         try:
             yield

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.exchange_kind import first_stage, key_bytes
+from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
@@ -157,11 +157,6 @@ class RowExchange:
             rows, table_of, places = operations.read_keys(
                 message, capacity, tables
             )
-            dim, wire = self._groups[i]
-            mine = tf.reduce_sum(routed.counts[self._replicas.ranks[replica]])
-            moved = tf.reduce_sum(routed.counts) - mine
-            size = key_bytes(dim, wire.size, self._wire.size)
-            self._replicas.sent[replica].add(least=size * moved)
             found[i] = Received(
                 rows,
                 places,

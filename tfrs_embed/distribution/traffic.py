@@ -55,17 +55,12 @@ class Traffic:
         bytes: bytes of keys, rows, vectors and gradients sent to other
             replicas, padding included. Of what goes to all replicas alike, in
             all-gathers, the bytes that it gives to them, once.
-        least_bytes: what its own ids need without padding: for tables by row 8
-            bytes for each unique key that moves, and its row and gradient, or,
-            exchanged by vectors, bags, vectors and gradients; for tables by
-            columns the bags, vectors and gradients of other replicas' slices.
         unique_keys: unique keys looked up in tables by row; ids of those that
             are exchanged by vectors, and of tables by columns.
     """
 
     collectives: int
     bytes: int
-    least_bytes: int
     unique_keys: int
 
 
@@ -85,19 +80,18 @@ class Sent:
         self,
         collectives: int = 0,
         bytes: Any = 0,
-        least: Any = 0,
         unique: Any = 0,
     ) -> None:
         """Adds numbers, or scalars int64."""
         if tf.compat.v1.get_default_graph() is not self._graph:
             return
-        added = (collectives, bytes, least, unique)
+        added = (collectives, bytes, unique)
         for terms, number in zip(self._terms, added, strict=True):
             if not (isinstance(number, int) and number == 0):
                 terms.append(number)
 
     def total(self) -> tf.Tensor | None:
-        """Returns the sums, [4] int64; None: nothing was added."""
+        """Returns the sums, [3] int64; None: nothing was added."""
         if not any(self._terms):
             return None
         sums = []

@@ -44,15 +44,6 @@ def collectives(
     ]
 
 
-def bag_bytes(words: int, dim: int, element: int, world: int) -> int:
-    """Returns the bytes that a bag needs: ids, vectors and gradient.
-
-    A vector goes to each of the other replicas, and one gradient to all.
-    `words` are those of the bag's ids and weights.
-    """
-    return WORD * words + world * element * dim
-
-
 class VectorsReceived(NamedTuple):
     """Requests to a replica.
 
@@ -140,13 +131,9 @@ class VectorExchange:
             world,
             [(rank - self._first_ranks[t.name]) % world for t in tables],
         )
-        for i, of_feature in zip(mine, columns, strict=True):
-            dim = self._features[i].table.dim
-            size = bag_bytes(of_feature.width, dim, self._wire.size, world)
-            self._replicas.sent[replica].add(
-                least=size * tf.cast(bags[i].count, tf.int64),
-                unique=tf.size(bags[i].ids, tf.int64),
-            )
+        for i in mine:
+            unique = tf.size(bags[i].ids, tf.int64)
+            self._replicas.sent[replica].add(unique=unique)
         return VectorsReceived([*mine], found, rows)
 
     def send_vectors(

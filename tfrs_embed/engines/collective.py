@@ -120,7 +120,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
         self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):
-                counters = make_variable(tf.zeros([4], tf.int64), "traffic")
+                counters = make_variable(tf.zeros([3], tf.int64), "traffic")
             self._traffic.append(counters)
 
     def traffic(self) -> list[Traffic]:

@@ -281,7 +281,7 @@ class RowWiseEngine(CollectiveEngine):
         contributions.update(of_copies)
         for each in hot_rows.collectives(self._hot_rows.floats):
             size = each.sent(self._replicas.world)
-            self._replicas.sent[replica].add(bytes=size, least=size)
+            self._replicas.sent[replica].add(bytes=size)
         if kept.vectors is not None:
             of_bags = self._vectors.send_gradients(
                 replica, bags, kept.vectors, gradients

@@ -24,7 +24,6 @@ from tfrs_embed.distribution import (
 from tfrs_embed.distribution.bag_messages import id_words, piece_words
 from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
-    key_bytes,
     vectors_are_less,
 )
 from tfrs_embed.distribution.traffic import Collective, Traffic
@@ -305,24 +304,13 @@ def expected_traffic(
     step = _Step(tables, places, ids, element, narrow)
     world = step.world
     if world == 1:
-        return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
+        return [Traffic(0, 0, 0)]  # Nothing is sent, nor counted.
     exchange = step.exchange()
     result = []
     for rank, features in enumerate(ids):
-        least = sum(each.sent(world) for each in step.hot_rows())
-        for (dim, number), counts in step.rows.items():
-            remote = int(counts[rank].sum() - counts[rank, rank])
-            least += remote * key_bytes(dim, min(element, number), element)
         unique = sum(keys.size for keys in step.unique[rank].values())
-        for i, words in step.by_vectors.items():
-            dim = tables[features[i].table][1]
-            least += features[i].bags * vector_exchange.bag_bytes(
-                words, dim, element, world
-            )
-            unique += np.size(features[i].ids)
-        result.append(
-            Traffic(exchange.collectives, exchange.bytes, least, unique)
-        )
+        unique += sum(np.size(features[i].ids) for i in step.by_vectors)
+        result.append(Traffic(exchange.collectives, exchange.bytes, unique))
     return result
 
 
