@@ -12,15 +12,14 @@ from tfrs_embed.ops.compiled import Compiled
 from tfrs_embed.ops.stock import Stock
 
 WORLD = 3
-#: Feature 0 is on two replicas, feature 2 has ids of 64 bits and weights, and
-#: no replica has the rank 1.
+#: Feature 0 is on two replicas, and no replica has the rank 1.
 PIECES = [
-    Piece(0, "a", 0, 4, False),
-    Piece(1, "b", 0, 4, False),
-    Piece(2, "c", 0, 2, True),
-    Piece(0, "a", 2, 4, False),
-    Piece(3, "d", 2, 8, False),
-    Piece(4, "e", 2, 8, True),
+    Piece(0, "a", 0, 4),
+    Piece(1, "b", 0, 4),
+    Piece(2, "c", 0, 2),
+    Piece(0, "a", 2, 4),
+    Piece(3, "d", 2, 8),
+    Piece(4, "e", 2, 8),
 ]
 WEIGHTED = (2, 3)
 KINDS = ("even", "splits", "bag_ids")
@@ -33,12 +32,11 @@ def make_bags(rng, feature, kind, dtype):
     lengths = [
         even if kind == "even" else int(n) for n in rng.integers(0, 4, count)
     ]
-    wide = any(p.wide for p in PIECES if p.feature == feature)
-    ids = rng.integers(0, 2**40 if wide else 2**31, sum(lengths))
+    ids = rng.integers(0, 2**31, sum(lengths))
     weights = rng.random(len(ids), np.float32) if feature in WEIGHTED else None
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     bags = BaggedIds(
-        tf.constant(ids, tf.int64 if wide else dtype),
+        tf.constant(ids, dtype),
         tf.constant(np.repeat(np.arange(count), lengths), tf.int32)
         if kind == "bag_ids"
         else None,

@@ -48,6 +48,17 @@ def test_columns_are_cut_by_powers_of_two(dim, world, expected):
     assert most_slices(dim, world) == expected
 
 
+@pytest.mark.parametrize("place", ["table", "column"])
+def test_ids_of_64_bits_are_refused(place):
+    places(specs((2**31 - 1, 8, place, ())), 2)
+    with pytest.raises(
+        ValueError,
+        match=rf"'t0'.*placement='{place}' takes at most 2147483647 rows, and "
+        "vocabulary_size is 2147483648; use placement='row'",
+    ):
+        places(specs((2**31, 8, place, ())), 2)
+
+
 def test_the_largest_tables_go_to_the_emptiest_replicas():
     tables = specs(
         (10, 4, "table", ()), (90, 4, "table", ()), (80, 4, "table", ())

@@ -7,20 +7,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from conformance.descriptors import large_and_small
-from conformance.harness import (
-    assert_tables,
-    build,
-    train,
-    trainer,
-)
 from helpers import assert_unchanged, differentiate, state
 from plans import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute, local, of_chief
 from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.engines import column_wise
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 
@@ -267,16 +259,6 @@ def test_exported_models_have_the_whole_table(strategy, place):
     serving.export(model, folder)
     loaded = tf.saved_model.load(folder)
     np.testing.assert_array_equal(loaded.serve(inputs), rows[[0, 7]])
-
-
-@on("mirrored:2", tier="more")
-def test_ids_of_64_bits(strategy, monkeypatch):
-    monkeypatch.setattr(column_wise, "is_wide", lambda rows: True)
-    with strategy.scope():
-        layer, reference = build("columns", large_and_small(optimizer="sgd"))
-    train(trainer(strategy, layer), reference, strategy, 2)
-    assert_tables(layer, reference)
-    assert all(p.wide for p in engine_of(layer)._exchange.pieces)
 
 
 @on("mirrored:2", tier="more")

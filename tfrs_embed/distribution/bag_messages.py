@@ -1,7 +1,7 @@
 """Messages of bags, to replicas that hold pieces of tables.
 
 A message begins with a head for each piece. Then, for all pieces in turn, come
-the lengths of bags if they differ, ids of 32 bits, ids of 64 bits, and weights.
+the lengths of bags if they differ, ids of 32 bits, and weights.
 So a few operations read all pieces of one kind.
 
 Messages consist of float32 words, which GPUs move and send; they don't do so
@@ -36,14 +36,12 @@ class Piece(NamedTuple):
         table: its table's name.
         rank: the rank of the replica that holds these columns.
         width: the number of columns.
-        wide: whether ids take 64 bits.
     """
 
     feature: int
     table: str
     rank: int
     width: int
-    wide: bool
 
 
 class Written(NamedTuple):
@@ -60,41 +58,31 @@ class Written(NamedTuple):
     sizes: tf.Tensor
 
 
-def id_words(wide: bool, weighted: bool) -> int:
-    """Returns the words of an id, with its weight if there is one."""
-    return 1 + wide + weighted
-
-
-def piece_words(bags: Any, ids: Any, has_lengths: Any, words_of_id: Any) -> Any:
+def piece_words(bags: Any, ids: Any, has_lengths: Any, weighted: Any) -> Any:
     """Returns the words of a piece; arguments are numbers or tensors.
 
     `has_lengths` is 1 if bags' lengths are sent, because they differ, else 0.
-    `words_of_id` is the result of `id_words`.
+    `weighted` is 1 if ids have weights, else 0.
     """
-    return HEAD + has_lengths * bags + words_of_id * ids
+    return HEAD + has_lengths * bags + (1 + weighted) * ids
 
 
 def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
     """Writes messages of each feature's bags for pieces, sorted by rank."""
-    wide = {p.feature for p in pieces if p.wide}
     used = {p.feature: bags[p.feature] for p in pieces}
     # By feature first: a feature may have several pieces.
     has_lengths = tf.constant([int(not b.even) for b in used.values()])
     counts = tf.stack([b.count for b in used.values()])
     numbers = num_rows([b.ids for b in used.values()])
-    words_of_id = tf.constant(
-        [id_words(i in wide, b.weights is not None) for i, b in used.items()]
-    )
-    sizes = piece_words(counts, numbers, has_lengths, words_of_id)
+    weighted = tf.constant([int(b.weights is not None) for b in used.values()])
+    sizes = piece_words(counts, numbers, has_lengths, weighted)
     heads = tf.stack([has_lengths, counts, numbers, tf.zeros_like(counts)], 1)
     places = {feature: place for place, feature in enumerate(used)}
     of_piece = tf.constant([places[p.feature] for p in pieces])
     heads = tf.reshape(tf.gather(heads, of_piece), [-1])
-    ids = {i: b.ids for i, b in used.items()}
     parts = [
         _lengths_as_words(used),
-        _ids_as_words({i: ids[i] for i in ids if i not in wide}, False),
-        _ids_as_words({i: ids[i] for i in ids if i in wide}, True),
+        _ids_as_words(used),
         {
             i: tf.cast(b.weights, tf.float32)
             for i, b in used.items()
@@ -145,38 +133,26 @@ def read(
     # Each [pieces here, world].
     has_lengths, counts, numbers, _ = tf.unstack(tf.transpose(heads, [2, 1, 0]))
     places = range(len(mine))
-    narrow = [i for i in places if not mine[i].wide]
-    wide = [i for i in places if mine[i].wide]
     weighted = [i for i in places if bags[mine[i].feature].weights is not None]
-    ids_of = [
-        tf.gather(numbers, tf.constant(part, tf.int32))
-        for part in (narrow, wide, weighted)
-    ]
-    sizes = [has_lengths * counts, ids_of[0], 2 * ids_of[1], ids_of[2]]
+    of_weighted = tf.gather(numbers, tf.constant(weighted, tf.int32))
+    sizes = [has_lengths * counts, numbers, of_weighted]
     # In the order of `write`.
     starts = tf.cumsum(tf.concat(sizes, 0), 0, exclusive=True)
     starts += tf.range(world) * words + HEAD * len(mine)
-    starts = tf.split(
-        starts, [len(mine), len(narrow), len(wide), len(weighted)]
-    )
+    starts = tf.split(starts, [len(mine), len(mine), len(weighted)])
     flat = tf.reshape(message, [-1])
     splits = operations.read_splits(
         flat, starts[0], has_lengths, counts, numbers
     )
-    of_narrow, of_wide, of_weights = (
+    ids, of_weights = (
         _words(operations, flat, start, size)
         for start, size in zip(starts[1:], sizes[1:], strict=True)
     )
-    ids = {}
-    for i, each in zip(narrow, of_narrow, strict=True):
-        ids[i] = tf.bitcast(each, tf.int32)
-    for i, each in zip(wide, of_wide, strict=True):
-        ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
     weights = dict(zip(weighted, of_weights, strict=True))
     totals = tf.reduce_sum(counts, 1)
     found = [
         BaggedIds(
-            ids[i],
+            tf.bitcast(ids[i], tf.int32),
             None,
             weights.get(i),
             None,
@@ -215,17 +191,12 @@ def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
     return found
 
 
-def _ids_as_words(
-    ids: dict[int, tf.Tensor], wide: bool
-) -> dict[int, tf.Tensor]:
-    """Returns features' ids as float32 words, one per id, or two if wide."""
-    if not ids:
-        return {}
-    given = of_one_dtype([*ids.values()])
-    joined = tf.cast(tf.concat(given, 0), tf.int64 if wide else tf.int32)
-    words = tf.reshape(tf.bitcast(joined, tf.float32), [-1])
-    sizes = num_rows(given) * (2 if wide else 1)
-    return dict(zip(ids, tf.split(words, sizes, num=len(ids)), strict=True))
+def _ids_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
+    """Returns features' ids as float32 words, one per id."""
+    ids = of_one_dtype([b.ids for b in bags.values()])
+    words = tf.bitcast(tf.cast(tf.concat(ids, 0), tf.int32), tf.float32)
+    parts = tf.split(words, num_rows(ids), num=len(ids))
+    return dict(zip(bags, parts, strict=True))
 
 
 def _words(

@@ -19,7 +19,7 @@ from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
-from tfrs_embed.ops.bags import BaggedIds, concat, is_wide
+from tfrs_embed.ops.bags import BaggedIds, concat
 
 # The channels, one per kind of message.
 _BAGS, _VECTORS, _GRADIENTS = range(3)
@@ -116,7 +116,7 @@ class VectorExchange:
         """
         world, rank = self._replicas.world, self._replicas.ranks[replica]
         tables = [self._features[i].table for i in mine]
-        columns = [self._columns(i, bags[i]) for i in mine]
+        columns = [_columns(bags[i]) for i in mine]
         rows = tf.cast(most, tf.int32)
         matrix = self._gather(
             replica,
@@ -212,10 +212,7 @@ class VectorExchange:
         by_rank = tf.reshape(flat, [world, capacity])[:, : rows * width]
         return tf.reshape(by_rank, [world * rows, width])
 
-    def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
-        assert bags.bag_size is not None
-        return BagColumns(
-            bags.bag_size,
-            is_wide(self._features[feature].table.vocabulary_size),
-            bags.weights is not None,
-        )
+
+def _columns(bags: BaggedIds) -> BagColumns:
+    assert bags.bag_size is not None
+    return BagColumns(bags.bag_size, bags.weights is not None)

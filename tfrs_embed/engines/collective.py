@@ -229,7 +229,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         replica = self._replicas.current(self._name)
         if replica is not None:
-            self._traffic[replica].assign_add([1, 0, 0, 0])
+            self._traffic[replica].assign_add([1, 0, 0])
         return self._consensus_on(
             _TRAINING_LOOKUP if training else _LOOKUP,
             functools.partial(self._prepare, training),

@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.ops.bags import is_wide
 
 #: Looking up a narrower slice takes as long as this width.
 NARROWEST = 8
@@ -61,8 +64,8 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
     with the fewest numbers so far; of equals, to those of the lowest rank.
 
     Raises:
-        ValueError: a table's ranks are not of these replicas, or its columns
-            can't be shared out evenly among them.
+        ValueError: a table has more than 2^31 - 1 rows, its ranks are not of
+            these replicas, or its columns can't be shared out evenly.
     """
     loads = [0] * world
     found: dict[str, ColumnSlices] = {}
@@ -73,6 +76,12 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
             loads[rank] += table.vocabulary_size * slices.width
 
     for table in tables:
+        if is_wide(table.vocabulary_size):
+            raise ValueError(
+                f"Table '{table.name}': placement='{table.placement}' takes "
+                f"at most {tf.int32.max} rows, and vocabulary_size is "
+                f"{table.vocabulary_size}; use placement='row'."
+            )
         if table.ranks:
             _check(table, world)
             add(table, table.ranks)

@@ -19,7 +19,7 @@ from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.ops.bags import concat, is_wide
+from tfrs_embed.ops.bags import concat
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.sharded import Part
 
@@ -48,13 +48,10 @@ class ColumnWiseEngine(CollectiveEngine):
     def _build(self) -> None:
         pieces = []
         for i, feature in enumerate(self.features):
-            name, wide = (
-                feature.table.name,
-                is_wide(feature.table.vocabulary_size),
-            )
+            name = feature.table.name
             width = self._of_table[name].width
             for rank in self._of_table[name].ranks:
-                pieces.append(Piece(i, name, rank, width, wide))
+                pieces.append(Piece(i, name, rank, width))
         names = [str(feature) for feature in self.features]
         self._exchange = BagExchange(
             self._replicas, pieces, self._name, names, self._wire

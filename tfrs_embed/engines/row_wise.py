@@ -40,7 +40,7 @@ from tfrs_embed.engines.row_distribution import (
 )
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.sharded import Part
 
@@ -213,8 +213,8 @@ class RowWiseEngine(CollectiveEngine):
         size, table = bags.bag_size, self.features[feature].table
         # Keys have to be found before they are rows. Tables with hot rows are
         # always exchanged by rows: without the copied ids, vectors would take
-        # as many bytes.
-        if table.keys is not None or table.name in self._hot_rows.tables:
+        # as many bytes. Messages of bags have ids of 32 bits.
+        if id_dtype(table) != tf.int32 or table.name in self._hot_rows.tables:
             return False
         world, sent = self._replicas.world, self._wire.size
         return size is not None and vectors_are_less(

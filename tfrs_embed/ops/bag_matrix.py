@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfrs_embed.ops.bags import BaggedIds, concat
 
-# The id in rows beyond a feature's bags; both halves of an id of 64 bits.
+# The id in rows beyond a feature's bags.
 _NO_ID = -1
 
 
@@ -22,23 +22,16 @@ class BagColumns(NamedTuple):
 
     Attributes:
         bag_size: the number of ids in each bag.
-        wide: whether an id has 64 bits, in two columns.
         weighted: whether each id has a weight.
     """
 
     bag_size: int
-    wide: bool
     weighted: bool
 
     @property
-    def ids(self) -> int:
-        """The number of columns of ids, which come first."""
-        return self.bag_size * (2 if self.wide else 1)
-
-    @property
     def width(self) -> int:
-        """The number of all columns."""
-        return self.ids + self.bag_size * self.weighted
+        """The number of columns: those of ids, then those of weights."""
+        return self.bag_size * (1 + self.weighted)
 
 
 def pack(
@@ -56,8 +49,8 @@ def pack(
     parts = []
     for b, c in zip(bags, columns, strict=True):
         padding = [[0, num_rows - b.count], [0, 0]]
-        ids = tf.cast(b.ids, tf.int64 if c.wide else tf.int32)
-        words = tf.reshape(tf.bitcast(ids, tf.float32), [-1, c.ids])
+        words = tf.bitcast(tf.cast(b.ids, tf.int32), tf.float32)
+        words = tf.reshape(words, [-1, c.bag_size])
         parts.append(tf.pad(words, padding, constant_values=no_id))
         if c.weighted:
             assert b.weights is not None
@@ -85,20 +78,14 @@ def ids_of_shard(
     bags = []
     first = 0
     for c, shard in zip(columns, shards, strict=True):
-        # A wide id's two columns are its halves, the low one first.
-        ids = matrix[:, first : first + c.ids]
-        if c.wide:
-            halves = tf.reshape(ids, [-1, c.bag_size, 2])
-            ids = tf.bitcast(tf.bitcast(halves, tf.int32), tf.int64)
-        else:
-            # GPUs divide only integers of 64 bits.
-            ids = tf.cast(tf.bitcast(ids, tf.int32), tf.int64)
-        flat = tf.reshape(ids, [-1])
+        ids = matrix[:, first : first + c.bag_size]
+        # GPUs divide only integers of 64 bits.
+        flat = tf.cast(tf.bitcast(tf.reshape(ids, [-1]), tf.int32), tf.int64)
         mine = (flat >= 0) & tf.equal(tf.math.floormod(flat, world), shard)
         kept = tf.where(mine)[:, 0]
         weights = None
         if c.weighted:
-            weights = matrix[:, first + c.ids : first + c.width]
+            weights = matrix[:, first + c.bag_size : first + c.width]
             weights = tf.gather(tf.reshape(weights, [-1]), kept)
         bags.append(
             BaggedIds.in_one_row(

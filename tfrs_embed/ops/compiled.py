@@ -163,7 +163,7 @@ class Compiled(Stock):
         rows, splits, weights = self._module.tfrs_embed_ids_of_shard(
             matrix=matrix,
             bag_sizes=[c.bag_size for c in columns],
-            wide=[c.wide for c in columns],
+            wide=[False] * len(columns),
             weighted=weighted,
             M=len(columns),
             W=sum(weighted),

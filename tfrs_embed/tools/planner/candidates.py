@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
+from tfrs_embed.ops.bags import is_wide
 from tfrs_embed.tools.planner import traffic
 from tfrs_embed.tools.planner.traffic import FLOAT
 from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
@@ -65,7 +66,7 @@ class Demand:
     def message_words(self) -> int:
         """Words of ids that a replica sends to the owner of a slice."""
         return sum(
-            traffic.words_of_piece(f.most_bags, f.most_ids, self.rows, f.ragged)
+            traffic.words_of_piece(f.most_bags, f.most_ids, f.ragged)
             for f in self.usage.features
         )
 
@@ -77,6 +78,7 @@ class Demand:
             f
             for f in self.usage.features
             if not self.keyed
+            and not is_wide(self.rows)
             and f.bag_size is not None
             and vectors_are_less(
                 f.bag_size, self.dim, replicas, self.element, self.number
@@ -105,8 +107,7 @@ class Demand:
     @functools.cached_property
     def bag_words(self) -> int:
         """Words of a bag of all features that are exchanged by vectors."""
-        sizes = [f.bag_size or 0 for f in self.by_vectors]
-        return sum(traffic.words_of_bag(size, self.rows) for size in sizes)
+        return sum(f.bag_size or 0 for f in self.by_vectors)
 
 
 class Candidate(NamedTuple):
@@ -135,16 +136,19 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
     width, slices have at least 4 columns, and the optimizer doesn't need whole
     rows; "row", with hot rows too if the table has some; "replicated". If one
     is kept, only this one; "table" for columns that can't be cut, as engines
-    do. One replica has whole tables.
+    do. One replica has whole tables. Tables whose ids need 64 bits have no
+    "table" and "column".
     """
     whole = Candidate("table", 1)
-    found = [whole]
+    wide = is_wide(demand.rows)
+    found = [] if wide and replicas > 1 else [whole]
     if replicas == 1 and demand.kept is None:
         return tuple(found)
     slices = 2
     while (
         slices <= replicas
         and not demand.uncut
+        and not wide
         and demand.dim % slices == 0
         and demand.dim // slices >= _LEAST_WIDTH
     ):

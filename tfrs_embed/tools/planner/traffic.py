@@ -21,7 +21,7 @@ from tfrs_embed.distribution import (
     row_exchange,
     vector_exchange,
 )
-from tfrs_embed.distribution.bag_messages import id_words, piece_words
+from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
     vectors_are_less,
@@ -110,17 +110,11 @@ def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
     return ids // bags
 
 
-def words_of_bag(size: int, rows: int, weighted: bool = False) -> int:
-    """Words of a bag of `size` ids that is exchanged by vectors."""
-    return BagColumns(size, is_wide(rows), weighted).width
-
-
 def words_of_piece(
-    bags: int, ids: int, rows: int, ragged: bool, weighted: bool = False
+    bags: int, ids: int, ragged: bool, weighted: bool = False
 ) -> int:
     """Words of a feature's ids in the message to a slice's owner."""
-    of_id = id_words(is_wide(rows), weighted)
-    return int(piece_words(bags, ids, int(ragged), of_id))
+    return int(piece_words(bags, ids, int(ragged), int(weighted)))
 
 
 class _Step:
@@ -164,11 +158,11 @@ class _Step:
         )
         if place.placement != "row" or len(place.hot_rows) or size is None:
             return None
-        if not vectors_are_less(
+        if is_wide(rows) or not vectors_are_less(
             size, dim, self.world, self.element, self.number[table]
         ):
             return None
-        return words_of_bag(size, rows, ids[0].weighted)
+        return BagColumns(size, ids[0].weighted).width
 
     @functools.cached_property
     def rows(self) -> dict[tuple[int, int], np.ndarray]:
@@ -233,10 +227,9 @@ class _Step:
             return []
         for rank, features in enumerate(self.ids):
             for f in features:
-                rows, _ = self.tables[f.table]
                 for owner in self.places[f.table].ranks:
                     words[rank, owner] += words_of_piece(
-                        f.bags, np.size(f.ids), rows, f.ragged, f.weighted
+                        f.bags, np.size(f.ids), f.ragged, f.weighted
                     )
                     floats[rank, owner] += f.bags * widths[f.table]
         unit = bag_exchange.unit_of(widths.values())
