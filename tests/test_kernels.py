@@ -358,7 +358,7 @@ def test_building_shows_how_far_it_is(folder, monkeypatch, capsys):
     monkeypatch.setattr(progress, "_AFTER_S", 0.1)
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.1)
     lines = []
-    monkeypatch.setattr(progress, "_write", lines.append)
+    monkeypatch.setattr(progress, "_print", lambda t: lines.append(t[:-1]))
     assert build.main([]) == 0
     assert "one to two minutes" in capsys.readouterr().out
     # While nothing ends, too: two thirds are done in no time, and one takes.
@@ -378,7 +378,7 @@ def test_a_failed_build_is_shown_as_stopped(folder, monkeypatch, capsys):
     monkeypatch.setattr(progress, "_AFTER_S", 0)
     monkeypatch.setattr(progress, "_mode", "log")
     lines = []
-    monkeypatch.setattr(progress, "_write", lines.append)
+    monkeypatch.setattr(progress, "_print", lambda t: lines.append(t[:-1]))
     assert build.main([]) == 1
     assert "the compiler failed" in capsys.readouterr().err
     assert not any("done" in line for line in lines)
