@@ -340,40 +340,6 @@ def test_outputs_of_more_dimensions():
         layer(tf.RaggedTensor.from_tensor(np.zeros((9, 3), np.int64)))
 
 
-def test_output_shapes():
-    table = make_table()
-
-    def of(ids, output):
-        return FeatureConfig("f", table, ids, (*output, DIM))
-
-    layer = layers.DistributedEmbedding(
-        {
-            "one": of((BATCH,), (BATCH,)),
-            "many": of((BATCH, WIDTH), (BATCH,)),
-            "deep": of((BATCH, 2, 3), (BATCH, 2)),
-            "rows": of((BATCH, 2, 3), (BATCH, 2)),
-            "alone": of((BATCH, 2), (BATCH, 2)),
-        }
-    )
-    given = {
-        "one": (BATCH,),
-        "many": (None, WIDTH),
-        "deep": (3, 2, 3),
-        "rows": (6, None),
-        "alone": (3, None),
-    }
-    shapes = layer.compute_output_shape(given)
-    assert {k: s.as_list() for k, s in shapes.items()} == {
-        "one": [BATCH, DIM],
-        "many": [None, DIM],
-        "deep": [3, 2, DIM],
-        "rows": [3, 2, DIM],
-        "alone": [3, 2, DIM],
-    }
-    with pytest.raises(ValueError, match=r"'many'.*\[4, 9\]"):
-        layer.compute_output_shape({**given, "many": (BATCH, 9)})
-
-
 def test_a_row_of_ids_each_by_itself_is_a_sequence():
     layer = layers.DistributedEmbedding(
         FeatureConfig("f", make_table(), (BATCH, 3), (BATCH, 3, DIM))

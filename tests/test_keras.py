@@ -1227,36 +1227,6 @@ def test_parameters_are_those_of_the_tables():
     assert any(layer.name[:10] in line and " 850 " in line for line in lines)
 
 
-@on("keras:3", tier="more")
-def test_reprs_are_short_and_say_what_there_is():
-    table = TableConfig(
-        "big", 100, 8, optimizer=keras.optimizers.Adam(), combiner="sum"
-    )
-    assert repr(table) == (
-        "TableConfig('big', 100, 8, combiner='sum', optimizer=Adam, "
-        "placement='auto')"
-    )
-    feature = FeatureConfig("f", table, max_sequence_length=3)
-    assert repr(feature) == (
-        "FeatureConfig('f', table 'big', max_sequence_length=3)"
-    )
-    assert repr(make_layer(name="x")) == (
-        "<PartialTPUEmbedding 'x': 4 features, tables big [100, 8] one device, "
-        "small [10, 4] Keras, tiny [5, 2] Keras>"
-    )
-    many = layers.DistributedEmbedding(
-        [FeatureConfig("f", TableConfig(f"t{i}", 9, 2)) for i in range(6)]
-    )
-    assert repr(many).endswith("and 2 more>")
-    assert repr(layers.Embedding(9, 2, name="e")) == (
-        "<Embedding 'e': [9, 2], combiner=None>"
-    )
-    assert repr(layers.All2AllDenseEmbedding(9, 2, 1, 1, name="a")) == (
-        "<All2AllDenseEmbedding 'a': 1 features, tables table [9, 2] one "
-        "device, by key>"
-    )
-
-
 def step(layer, inputs):
     with tf.GradientTape() as tape:
         # Embedding has no training.

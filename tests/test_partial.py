@@ -297,5 +297,3 @@ def test_a_part_of_preprocessed_ids():
     outputs = layer(batch, partial=True)
     for name in ITEM:
         np.testing.assert_array_equal(outputs[name], whole[name])
-    shapes = layer.compute_output_shape({"item": (3,)})
-    assert shapes == {"item": tf.TensorShape([3, 4])}

@@ -34,7 +34,6 @@ from tfrs_embed.optimizers import conversion
 COMBINERS: tuple[str, ...] = get_args(Combiner)
 # The placements of tables spread by row or by key.
 _BY_ROW = ("auto", "row", "sharded")
-_MOST_SHOWN = 8
 #: The types that a table's rows may have.
 DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
@@ -48,9 +47,9 @@ class TableConfig:
     Features share a table only by sharing one `TableConfig` object.
 
     Example:
-        >>> tfrs_embed.TableConfig("movies", 1000, 16, optimizer="adagrad")
-        TableConfig('movies', 1000, 16, combiner='mean', optimizer=adagrad,
-                    placement='auto')
+        >>> table = tfrs_embed.TableConfig("movies", 1000, 16)
+        >>> table.combiner
+        'mean'
 
     Attributes:
         name: the table's name, unique within a layer.
@@ -110,31 +109,9 @@ class TableConfig:
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
     keys: DynamicKeys | None = None
-    hot_rows: Sequence[int] | int = ()
+    hot_rows: Sequence[int] | int = dataclasses.field(default=(), repr=False)
     dtype: Any = "float32"
     rounding: Rounding = "stochastic"
-
-    def __repr__(self) -> str:
-        given = self.optimizer
-        named = given is None or isinstance(given, str)
-        fields: dict[str, Any] = {
-            "combiner": repr(self.combiner),
-            "optimizer": given if named else type(given).__name__,
-            "placement": repr(self.placement),
-        }
-        if self.keys is not None:
-            fields["keys"] = self.keys
-        if self.hot_rows != ():
-            hot: Any = self.hot_rows
-            few = isinstance(hot, int) or len(hot) <= _MOST_SHOWN
-            fields["hot_rows"] = hot if few else f"<{len(hot)} ids>"
-        if self.dtype != "float32":
-            fields |= {k: repr(getattr(self, k)) for k in ("dtype", "rounding")}
-        settings = ", ".join(f"{k}={v}" for k, v in fields.items())
-        return (
-            f"TableConfig('{self.name}', {self.vocabulary_size}, "
-            f"{self.embedding_dim}, {settings})"
-        )
 
     def __post_init__(self) -> None:
         text(self.name, "A table's name")
@@ -209,8 +186,11 @@ class FeatureConfig:
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 1000, 16)
-        >>> tfrs_embed.FeatureConfig("history", movies, max_sequence_length=5)
-        FeatureConfig('history', table 'movies', max_sequence_length=5)
+        >>> history = tfrs_embed.FeatureConfig(
+        ...     "history", movies, max_sequence_length=5
+        ... )
+        >>> history.table.name
+        'movies'
 
     Attributes:
         name: the feature's name.
@@ -239,12 +219,6 @@ class FeatureConfig:
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
     hashing: Hashing | None = None
-
-    def __repr__(self) -> str:
-        _, _, *others = (field.name for field in dataclasses.fields(self))
-        given = [f"{k}={v}" for k in others if (v := getattr(self, k))]
-        fields = [f"'{self.name}'", f"table '{self.table.name}'", *given]
-        return f"FeatureConfig({', '.join(fields)})"
 
     def __post_init__(self) -> None:
         text(self.name, "A feature's name")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -263,38 +262,6 @@ class DistributedEmbedding(TableLayer):
             tables: see `load_tables`.
         """
         self.load_tables(tables)
-
-    def compute_output_shape(self, input_shapes: Any) -> Any:
-        """The shapes of the features' outputs, in their nesting.
-
-        `input_shapes` has the inputs' nesting; as in a call with partial=True,
-        features may be left out.
-
-        Raises:
-            ValueError: the shapes are not the features' input_shape.
-        """
-        structure, features = self._spec.structure, self._spec.features
-        given = structure.flatten(input_shapes, "input_shapes", partial=True)
-        outputs = {}
-        for i, declared in enumerate(self._input_shapes(features)):
-            if given[i] is None:
-                continue
-            feature, shape = features[i], tf.TensorShape(given[i])
-            if shape.rank == 0:
-                raise ValueError(
-                    f"{feature}: ids of shape [], but they need a batch."
-                )
-            if declared is not None:
-                declared.check_static(feature, shape, rows=True)
-            assert feature.output_shape is not None
-            batch, *rest = feature.output_shape
-            if batch is None and shape.rank and shape[0] is not None:
-                batch = shape[0]
-                if feature.sequences is False and shape.rank == 2:
-                    # Each sample has several rows of ragged or sparse ids.
-                    batch //= math.prod(d or 1 for d in rest)
-            outputs[i] = tf.TensorShape([batch, *rest, feature.width])
-        return structure.pack(outputs)
 
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool

@@ -139,14 +139,6 @@ class Embedding(Layer):
             shape = shape[:-1]
         return shape + tf.TensorShape([self.output_dim])
 
-    def __repr__(self) -> str:
-        if not hasattr(self, "combiner"):
-            return super().__repr__()  # It is being made.
-        return (
-            f"<Embedding '{self.name}': [{self.input_dim}, {self.output_dim}], "
-            f"combiner={self.combiner!r}>"
-        )
-
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able."""
         config = super().get_config()

@@ -374,20 +374,6 @@ class TableHolder(Layer):
         """
         return sum(t.vocabulary_size * t.dim for t in self._spec.tables)
 
-    def __repr__(self) -> str:
-        if not hasattr(self, "_keras_layers"):
-            return super().__repr__()  # It is being made.
-        tables = ", ".join(
-            f"{t.table} [{t.rows}, {t.dim}] {t.engine}"
-            for t in self._placement.tables[:4]
-        )
-        more = len(self._placement.tables) - 4
-        return (
-            f"<{type(self).__name__} '{self.name}': "
-            f"{len(self._spec.features)} features, tables {tables}"
-            f"{f' and {more} more' if more > 0 else ''}>"
-        )
-
     @property
     def table_optimizers(self) -> dict[str, TableOptimizer]:
         """The optimizers of tables that engines hold, by table name.

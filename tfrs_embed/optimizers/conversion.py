@@ -78,8 +78,14 @@ def convert(
     if isinstance(optimizer, Regularized):
         found = convert(optimizer.optimizer, where, keras)
         assert found is not None
-        options = found.options.joined(optimizer.options, where)
-        return dataclasses.replace(found, source=source, options=options)
+        if options := found.options.given():
+            raise ValueError(
+                f"{where}: the optimizer in Regularized has {options} of its "
+                "own; give all to Regularized."
+            )
+        return dataclasses.replace(
+            found, source=source, options=optimizer.options
+        )
     if type(optimizer) in _OF_CLASS:
         return _from_class(optimizer, where, source)
     if isinstance(optimizer, type):

@@ -59,7 +59,7 @@ class Regularized:
         1.0
 
     Attributes:
-        optimizer: a table's optimizer, or its name.
+        optimizer: a table's optimizer without such options, or its name.
         clipvalue: the largest magnitude of each number of a row's gradient, or
             limits (low, high), one of which may be None.
         row_clipnorm: the largest norm of a row's gradient.

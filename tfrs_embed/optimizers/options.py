@@ -54,17 +54,6 @@ class UpdateOptions:
         }
         return cls(**made)
 
-    def joined(self, other: UpdateOptions, where: str) -> UpdateOptions:
-        """Joins two sets of options; a ValueError if both have an option."""
-        mine, its = self.given(), other.given()
-        twice = [name for name in mine if name in its]
-        if twice:
-            raise ValueError(
-                f"{where}: {twice[0]} is given twice, {mine[twice[0]]!r} and "
-                f"{its[twice[0]]!r}."
-            )
-        return self.of(where, **mine, **its)
-
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, by name."""
         return {
