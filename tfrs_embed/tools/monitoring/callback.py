@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfrs_embed.compat import kerases
@@ -52,9 +52,10 @@ class TableStatistics(kerases.Hooks):
         every: the number of steps between two reports.
         tables: the names of the tables to measure; None: all.
         sample: about how many rows of a table to read; None: all, in blocks.
-        batches: global batches of the layer's inputs, without labels. Each
-            report counts the lookups of the first 32. None: no lookups are
-            counted. The model must have one layer with tables.
+        batches: global batches of the layer's inputs, without labels. The
+            first 32 are read at once and kept; each report counts their
+            lookups. None: no lookups are counted. The model must have one
+            layer with tables.
 
     Attributes:
         reports: the last report of each layer.
@@ -76,11 +77,11 @@ class TableStatistics(kerases.Hooks):
         self._log_dir = log_dir
         self._tables = None if tables is None else list(tables)
         self._sample = integer_or_none(sample, "sample")
-        # An iterator has batches for one report only.
+        # Read once: an iterator has batches for one report only.
         self._batches = (
-            list(itertools.islice(batches, MOST_BATCHES))
-            if isinstance(batches, Iterator)
-            else batches
+            None
+            if batches is None
+            else list(itertools.islice(batches, MOST_BATCHES))
         )
         self.reports: list[StatisticsReport] = []
         self._model: Any = None

@@ -20,7 +20,6 @@ _UNTOUCHED = (
     "checkpoint doesn't hold these: they are taken to be zero, or, in slots "
     "that add up squares, the least number of all rows."
 )
-_MOST_OTHERS = 20
 _COLUMNS = {
     "Tables by size": (
         *("by", "rows", "dim", "dtype", "slots"),
@@ -82,8 +81,6 @@ def checkpoints(paths: Sequence[str]) -> page.Part:
         title = "Growth over checkpoints"
         made.append(page.table(title, "checkpoint", records))
     last = run[-1]
-    if last.others:
-        made.append(_others(last))
     facts = {
         "written by": last.format,
         "checkpoints": len(run),
@@ -116,18 +113,3 @@ def _kind(contents: Contents) -> str:
     if exported.is_saved_model(contents.path):
         return "SavedModel"
     return "Checkpoint"
-
-
-def _others(contents: Contents) -> page.Section:
-    largest = sorted(contents.others, key=lambda other: -other.nbytes)
-    records = {
-        other.name: {
-            "shape": str(list(other.shape)),
-            "dtype": other.dtype,
-            "bytes": other.nbytes,
-        }
-        for other in largest[:_MOST_OTHERS]
-    }
-    hidden = len(largest) - len(records)
-    text = f"The largest; {hidden:,} more are not shown." if hidden else ""
-    return page.table("Other variables", "variable", records, text)

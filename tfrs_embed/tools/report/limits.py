@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfrs_embed.sparsecore.limits.report import LimitsReport, StackLoad
+from tfrs_embed.sparsecore.limits.report import LimitsReport
 from tfrs_embed.tools.report import page
 
 _STACKS = {
     "Loads, limits and memory of stacks": (
-        *("max_ids", "headroom_ids", "used_share_of_ids"),
-        *("max_unique_ids", "headroom_unique_ids", "used_share_of_unique_ids"),
+        *("max_ids", "headroom_ids", "max_unique_ids", "headroom_unique_ids"),
         *("fullest_sparse_core", "load", "table_bytes", "buffer_bytes"),
     )
 }
 _TABLES = {
     "Lookups of each table": (
-        *("rows", "dim", "ids", "unique_ids", "looked_up_share", "share"),
-        "stack",
+        *("rows", "dim", "ids", "unique_ids", "share", "stack"),
     )
 }
 
@@ -45,27 +43,10 @@ def limits(path: str, text: str) -> page.Part:
         "buffer bytes on a chip": sum(s.buffer_bytes for s in report.stacks),
         "stacks beyond limits": len(exceeded),
     }
-    stacks = {s.stack: {0: _stack(s)} for s in report.stacks}
-    tables = {
-        t.table: {
-            0: dataclasses.asdict(t)
-            | {"looked_up_share": t.unique_ids / max(1, t.rows)}
-        }
-        for t in sorted(report.tables, key=lambda t: -t.ids)
-    }
+    stacks = {s.stack: {0: dataclasses.asdict(s)} for s in report.stacks}
+    tables = {t.table: {0: dataclasses.asdict(t)} for t in report.tables}
     made = [
         *page.sections("stack", stacks, _STACKS),
         *page.sections("table", tables, _TABLES),
     ]
     return page.Part("Limits", path, facts, made, exceeded)
-
-
-def _stack(stack: StackLoad) -> page.Record:
-    limit = stack.max_ids + stack.headroom_ids
-    unique_limit = stack.max_unique_ids + stack.headroom_unique_ids
-    return dataclasses.asdict(stack) | {
-        "used_share_of_ids": stack.max_ids / max(1, limit),
-        "used_share_of_unique_ids": (
-            stack.max_unique_ids / max(1, unique_limit)
-        ),
-    }
