@@ -48,4 +48,3 @@ def test_sparse_cores_are_refused_by_name(without_sparse_cores, use):
 def test_layers_need_none_of_it(without_sparse_cores):
     layer = tfrs_embed.PartialTPUEmbedding(feature(), "sgd")
     assert layer(tf.constant([1, 2, 3, 4])).shape == (4, 8)
-    assert serialization.sparse_core_from_config(None) is None

@@ -522,8 +522,8 @@ def feature(**arguments):
         ),
         (
             {"optimizer": tpu.SGD(1.0, weight_decay_factor=0.1)},
-            NotImplementedError,
-            "Table 't': weight_decay_factor=0.1",
+            ValueError,
+            "Table 't': SGD: a table's update rule has no weight_decay_factor",
         ),
         (
             {"optimizer": tpu.SGD(1.0, clip_weight_min=0.0)},

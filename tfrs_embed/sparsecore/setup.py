@@ -80,8 +80,8 @@ def make_setup(
 ) -> Setup:
     """Checks the arguments of a TPUEmbeddingV2, and lays the tables out.
 
-    A setting that is missing, wrong or has no effect raises a ValueError, a
-    TypeError or, for weight decay, a NotImplementedError.
+    A setting that is missing, wrong or has no effect raises a ValueError or a
+    TypeError.
     """
     require_sparse_core_api()
     feature_config, spec = _read(feature_config, optimizer)
@@ -193,16 +193,6 @@ def _rule(table: Any) -> UpdateRule | None:
             f"{where}: {type(optimizer).__name__} is an unsupported optimizer; "
             f"use {TPU_OPTIMIZERS}."
         )
-    for setting in (
-        "weight_decay_factor",
-        "multiply_weight_decay_factor_by_learning_rate",
-    ):
-        value = getattr(optimizer, setting, None)
-        if value is not None:
-            raise NotImplementedError(
-                f"{where}: {setting}={value!r}; SparseCores have no weight "
-                "decay. Leave it out."
-            )
     if is_schedule(optimizer.learning_rate):
         raise TypeError(
             f"{where}: the learning rate is a schedule, which needs a step; "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import as_int
 from tfrs_embed.sparsecore.slices import Slice
 
 
@@ -64,17 +64,12 @@ class Topology:
                 )
             return cls(tpu_slice.chips, tpu_slice.sparse_cores, topology)
         try:
-            chips, sparse_cores = map(as_int, topology)
+            chips, sparse_cores = map(operator.index, topology)
         except (TypeError, ValueError):
             raise TypeError(
-                "A topology is a slice's name, such as 'v5p-8', or a pair "
-                f"(chips, sparse_cores_per_chip); got {topology!r}."
+                "A topology is a slice's name, such as 'v5p-8', or a pair of "
+                f"integers (chips, sparse_cores_per_chip); got {topology!r}."
             ) from None
-        if chips is None or sparse_cores is None:
-            raise TypeError(
-                f"Topology {topology!r}: chips and SparseCores per chip must "
-                "be integers."
-            )
         if chips < 1 or chips & (chips - 1):
             raise ValueError(
                 f"Topology {topology!r}: {chips} chips; tables are sharded "

@@ -88,7 +88,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         ValueError: a value that is missing, out of range, or has no effect; or
             no topology where there is no TPU.
         TypeError: a value of the wrong kind.
-        NotImplementedError: weight decay, or pipelining without a TPUStrategy.
+        NotImplementedError: pipelining without a TPUStrategy.
         RuntimeError: another strategy, or TensorFlow lacks the operations.
     """
 
@@ -152,7 +152,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             sends to a shard, scalar int32.
 
         Raises:
-            ValueError, TypeError, NotImplementedError: see the class.
+            ValueError, TypeError: see the class.
             tf.errors.InvalidArgumentError: bad ids.
         """
         setup = make_setup(

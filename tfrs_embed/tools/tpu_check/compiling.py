@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import compile_programs
@@ -88,33 +86,24 @@ class Compiler:
                 path = pathlib.Path(folder, f"{i}.stablehlo")
                 path.write_text(program.stablehlo, encoding="utf-8")
                 paths.append(str(path))
-            version, lines = self._run([tpu_slice.name, *paths], len(paths))
-        return version, [Compiled(**line) for line in lines]
-
-    def _run(
-        self, arguments: list[str], number: int
-    ) -> tuple[str, list[dict[str, Any]]]:
-        environment = {**os.environ}
-        # The other Python has packages of its own.
-        environment.pop("PYTHONPATH", None)
-        command = [self.python, compile_programs.__file__, *arguments]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True
-            )
-        except OSError as error:
-            raise CheckError(
-                f"the compiler's Python can't be run: {error}"
-            ) from error
+            # -E: the other Python has packages of its own.
+            command = [self.python, "-E", compile_programs.__file__]
+            command += [tpu_slice.name, *paths]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True)
+            except OSError as error:
+                raise CheckError(
+                    f"the compiler's Python can't be run: {error}"
+                ) from error
         lines = [
             json.loads(line)
             for line in done.stdout.splitlines()
             if line.startswith("{")
         ]
-        if done.returncode or len(lines) != number + 1:
+        if done.returncode or len(lines) != len(paths) + 1:
             raise CheckError(
                 f"the compiler in {self.python} ended with exit code "
                 f"{done.returncode} after {max(len(lines) - 1, 0)} of "
-                f"{number} programs:\n{done.stderr[-2000:].strip()}"
+                f"{len(paths)} programs:\n{done.stderr[-2000:].strip()}"
             )
-        return lines[0]["compiler"], lines[1:]
+        return lines[0]["compiler"], [Compiled(**line) for line in lines[1:]]
