@@ -1,8 +1,8 @@
 """The rules for a TPU's program: operations, and sums over replicas.
 
 TensorFlow's registries have them: the dtypes of CrossReplicaSum, and XLA's
-kernels. TPUs have the same kernels as CPUs, except for complex128; the few
-kernels that only TPUs have are never used on an emulated slice.
+kernels. TPUs have kernels for the same operations as CPUs; those that only TPUs
+have are never used on an emulated slice. The kernels' dtypes are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tfrs_embed.compat.private_tensorflow import (
 )
 
 _COMPILED_FOR = "XLA_CPU_JIT"
-_NOT_ON_TPUS = {tf.complex128.as_datatype_enum}
 
 
 class Replicas:
@@ -60,7 +59,7 @@ class Replicas:
         found = [
             f"{op.type} '{op.name}'"
             for op in with_called(mine)
-            if op.type != "Placeholder" and not _has_kernel(op)
+            if op.type != "Placeholder" and op.type not in _kernels()
         ]
         if found:
             raise tf.errors.InvalidArgumentError(
@@ -96,38 +95,17 @@ def _next_id(graph: Any) -> int:
     return int(graph.version) + 2
 
 
-def _has_kernel(op: tf.Operation) -> bool:
-    attributes = op.node_def.attr
-    return any(
-        all(
-            _types(attributes[name]) <= allowed
-            for name, allowed in constraints.items()
-        )
-        for constraints in _kernels().get(op.type, ())
-    )
-
-
-def _types(attribute: Any) -> set[int]:
-    if attribute.HasField("list"):
-        return set(attribute.list.type)
-    return {attribute.type}
-
-
 @functools.cache
-def _kernels() -> dict[str, list[dict[str, set[int]]]]:
-    """For each operation, the dtypes that each kernel allows its attributes."""
+def _kernels() -> frozenset[str]:
+    """The operations that XLA has kernels for."""
     # The first compilation registers them, even a failed one: TensorFlow's
     # wheel for TPUs has no compiler for the host.
     with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope():
         tf.function(lambda: tf.constant(0) + 1, jit_compile=True)()
-    found: dict[str, list[dict[str, set[int]]]] = {}
-    for kernel in kernel_registry.get_all_registered_kernels().kernel:
-        if kernel.device_type == _COMPILED_FOR:
-            found.setdefault(kernel.op, []).append(
-                {
-                    c.name: set(c.allowed_values.list.type) - _NOT_ON_TPUS
-                    for c in kernel.constraint
-                }
-            )
+    found = {
+        kernel.op
+        for kernel in kernel_registry.get_all_registered_kernels().kernel
+        if kernel.device_type == _COMPILED_FOR
+    }
     assert found, "TensorFlow has registered no kernels of XLA's"
-    return found
+    return frozenset(found)
