@@ -344,11 +344,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
         return capsys.readouterr().err
 
     assert f"There is no checkpoint '{tmp_path}/a'" in error(tmp_path / "a")
-    assert f"'{tmp_path}' doesn't say which" in error(tmp_path)
     save(tmp_path / "c", values)
-    save(tmp_path / "d", values)
     os.remove(tmp_path / "checkpoint")
-    assert "It has 2 checkpoints" in error(tmp_path)
+    assert f"'{tmp_path}' doesn't say which" in error(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])

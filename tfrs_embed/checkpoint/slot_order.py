@@ -69,18 +69,9 @@ class SavedOrder(Trackable, Saved):
                 "the size_threshold, the table optimizers and the rows of the "
                 "model that was saved. Or restore into a model that is not "
                 "compiled and save that: its checkpoint has no optimizer."
-                f"{self._legacy()}"
             )
             if self.tracked:
                 raise self.refused
-
-    def _legacy(self) -> str:
-        """Another remedy for the error, with tf_keras."""
-        if kerases.of(self._optimizer).__name__ != kerases.TF_KERAS:
-            return ""
-        return (
-            " Optimizers of tf_keras.optimizers.legacy save slots by variable."
-        )
 
     def restore(self, key: str, reader: BundleReader) -> None:
         """Does nothing: `check` has compared the positions."""

@@ -106,12 +106,8 @@ def _prefix(path: str) -> str:
             f"latest checkpoint there: {error}"
         ) from error
     if latest is None:
-        found = sorted(tf.io.gfile.glob(os.path.join(path, "*.index")))
-        if len(found) != 1:
-            raise InputError(
-                f"The folder '{path}' doesn't say which checkpoint is its "
-                f"latest. It has {len(found) or 'no'} checkpoints of "
-                "TensorFlow, and no files of SOK."
-            )
-        latest = found[0].removesuffix(".index")
+        raise InputError(
+            f"The folder '{path}' doesn't say which checkpoint is its latest, "
+            "and has no files of SOK: give a checkpoint's path."
+        )
     return latest
