@@ -239,7 +239,7 @@ def test_layer_round_trip(tmp_path):
 @on("keras:3")
 @pytest.mark.parametrize("dims", [(0, 2), (3, -1)])
 def test_layer_needs_positive_dimensions(dims):
-    with pytest.raises(ValueError, match="put_dim must be positive"):
+    with pytest.raises(ValueError, match="put_dim must be an integer >= 1"):
         layers.Embedding(*dims)
 
 

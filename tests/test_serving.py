@@ -290,70 +290,50 @@ class Weighted(keras.Model):
             size_threshold=0,
         )
 
-    def call(self, features, weights=None, inputs=None):
-        weights = weights and {"items": weights["items"]}
-        vectors = self.layer(features, weights=weights)["items"]
-        return vectors if inputs is None else vectors + inputs[:, None]
+    def call(self, features, weights=None):
+        features = {"items": features["items"]}
+        return self.layer(features, weights=weights)["items"]
 
 
 ITEMS = {"items": tf.ragged.constant([[1, 2], [29]])}
 ITEM_WEIGHTS = {"items": tf.ragged.constant([[0.5, 2.0], [3.0]])}
 ITEM_TENSORS = {
-    "items_values": ITEMS["items"].values,
-    "items_row_splits": ITEMS["items"].row_splits,
+    "features_items_values": ITEMS["items"].values,
+    "features_items_row_splits": ITEMS["items"].row_splits,
     "weights_items_values": ITEM_WEIGHTS["items"].values,
     "weights_items_row_splits": ITEM_WEIGHTS["items"].row_splits,
 }
-SHIFT = tf.constant([10.0, 20.0])
 
 
 @only_keras_2("it remembers no calls")
 @pytest.mark.parametrize(
-    ("positional", "by_name", "tensors"),
+    "call",
     [
-        ([ITEMS], {"weights": ITEM_WEIGHTS}, ITEM_TENSORS),
-        ([ITEMS, ITEM_WEIGHTS], {}, ITEM_TENSORS),
-        ([], {"weights": ITEM_WEIGHTS, "features": ITEMS}, ITEM_TENSORS),
-        (
-            [ITEMS, ITEM_WEIGHTS],
-            {"inputs": SHIFT},
-            {**ITEM_TENSORS, "inputs": SHIFT},
-        ),
+        lambda model: model(ITEMS, ITEM_WEIGHTS),
+        lambda model: model(ITEMS, weights=ITEM_WEIGHTS),
+        lambda model: model(ITEMS, None),
+        lambda model: model({**ITEMS, "other": None}),
     ],
 )
-def test_all_that_a_model_was_called_with_is_taken(
-    tmp_path, positional, by_name, tensors
-):
+def test_a_call_with_more_than_tensors_is_not_taken(tmp_path, call):
     model = Weighted()
-    expected = model(*positional, **by_name)
-    export(model, tmp_path / "model")
-    served = tf.saved_model.load(str(tmp_path / "model"))
-    signature = served.signatures["serving_default"]
-    assert set(signature.structured_input_signature[1]) == set(tensors)
-    [output] = signature(**tensors).values()
-    np.testing.assert_allclose(output, expected, rtol=1e-6)
-    if "features" in by_name:
-        positional = [by_name.pop("features")]
-    found = served.serve(*positional, **by_name)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    # As it is called with a signature of the features alone.
-    specs = {"items": tf.RaggedTensorSpec([None, None], tf.int32)}
-    export(model, tmp_path / "alone", specs)
-    served = tf.saved_model.load(str(tmp_path / "alone"))
-    np.testing.assert_allclose(served.serve(ITEMS), model(ITEMS), rtol=1e-6)
-
-
-@only_keras_2("it remembers no calls")
-def test_arguments_whose_values_are_not_known_are_refused(tmp_path):
-    model = Weighted()
-    model(ITEMS, None)
-    with pytest.raises(ValueError, match=r"no tensor as weights, which Keras"):
-        export(model, tmp_path / "model")
-    model = Weighted()
-    model(ITEMS, {**ITEM_WEIGHTS, "other": None})
-    with pytest.raises(ValueError, match=r"no tensor as weights\['other'\]"):
+    call(model)
+    with pytest.raises(ValueError, match="more than its first argument"):
         export(model, tmp_path / "model")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_model_of_several_arguments_is_served(tmp_path):
+    model = Weighted()
+    expected = model(ITEMS, ITEM_WEIGHTS)
+    specs = {"items": tf.RaggedTensorSpec([None, None], tf.int32)}
+    weights = {"items": tf.RaggedTensorSpec([None, None], tf.float32)}
+    both = {"both": (model, [specs, weights])}
+    export(model, tmp_path / "model", specs, signatures=both)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(served.serve(ITEMS), model(ITEMS), rtol=1e-6)
+    [output] = served.signatures["both"](**ITEM_TENSORS).values()
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
 
 
 class Scaled(keras.Model):

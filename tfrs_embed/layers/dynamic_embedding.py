@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import as_int
+from tfrs_embed.compat.arguments import as_int, integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
 from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.table_arguments import TableArguments, check_integer
+from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
@@ -113,7 +113,7 @@ class DynamicEmbedding(TableLayer):
             vocabulary, dtype = _read(initial_vocabulary, key_dtype)
             rules = admission, eviction_policy, when_full, candidates, max_rows
             keys = DynamicKeys(dtype, *rules)
-            rows = check_integer(input_dim, "input_dim", 1)
+            rows = integer_or_none(input_dim, "input_dim")
             if rows is None:
                 world = self._strategy.num_replicas_in_sync
                 rows = len(vocabulary)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.arguments import as_int, choice
+from tfrs_embed.compat.arguments import choice, integer
 from tfrs_embed.configs.tables import COMBINERS
 from tfrs_embed.configs.types import Combiner, KerasArguments
 from tfrs_embed.layers import errors
@@ -53,8 +52,8 @@ class Embedding(Layer):
         As in `embedding_lookup`; in the layer's compute dtype.
 
     Raises:
-        ValueError: a dimension that is not positive, or an unknown combiner.
-        TypeError: a dimension that is no integer.
+        ValueError: a dimension that is no positive integer, or an unknown
+            combiner.
     """
 
     def __init__(
@@ -69,11 +68,6 @@ class Embedding(Layer):
         combiner: Combiner | None = None,
         **kwargs: Unpack[KerasArguments],
     ) -> None:
-        for dim, name in ((input_dim, "input_dim"), (output_dim, "output_dim")):
-            if as_int(dim) is None:
-                raise TypeError(f"{name} must be an integer, got {dim!r}.")
-            if dim <= 0:
-                raise ValueError(f"{name} must be positive, got {dim}.")
         choice(combiner, (None, *COMBINERS), "combiner")
         if mask_zero and combiner is not None:
             raise ValueError(
@@ -83,8 +77,8 @@ class Embedding(Layer):
         super().__init__(**kwargs)
         keras = self._keras
         self.supports_masking = mask_zero
-        self.input_dim = operator.index(input_dim)
-        self.output_dim = operator.index(output_dim)
+        self.input_dim = integer(input_dim, "input_dim")
+        self.output_dim = integer(output_dim, "output_dim")
         initializers, regularizers = keras.initializers, keras.regularizers
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.embeddings_regularizer = regularizers.get(embeddings_regularizer)

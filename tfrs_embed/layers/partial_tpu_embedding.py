@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.layers.table_arguments import TableArguments, check_integer
+from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class PartialTPUEmbedding(TableLayer):
             invalid_ids=invalid_ids,
             plan=plan,
             communication_dtype=communication_dtype,
-            batch_size=check_integer(batch_size, "batch_size", minimum=1),
+            batch_size=integer_or_none(batch_size, "batch_size"),
         )
         spec = configs.parse(feature_config, self._keras)
         self._place(spec, arguments)

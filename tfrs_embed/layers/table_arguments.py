@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import as_int, choice
+from tfrs_embed.compat.arguments import choice, integer_or_none
 from tfrs_embed.configs import serialization
 from tfrs_embed.configs.tables import TableSpec, by_optimizer
 from tfrs_embed.configs.types import InvalidIds
@@ -43,7 +43,8 @@ class TableArguments:
     def __init__(self, **given: Any) -> None:
         self.given = given
         if "size_threshold" in given:
-            threshold = check_integer(given["size_threshold"], "size_threshold")
+            threshold = given["size_threshold"]
+            threshold = integer_or_none(threshold, "size_threshold", 0)
             given["size_threshold"] = threshold
         sent_as = given["communication_dtype"]
         if sent_as is not None:
@@ -129,23 +130,6 @@ def _plan_from_json(text: str) -> Plan:
     from tfrs_embed.configs.plan import Plan
 
     return Plan.from_json(text)
-
-
-def check_integer(
-    value: Any, name: str, minimum: int | None = None
-) -> int | None:
-    """Returns an integer of any type as Python's, and None as it is.
-
-    Raises a TypeError for others, a ValueError below the minimum.
-    """
-    if value is None:
-        return None
-    number = as_int(value)
-    if number is None:
-        raise TypeError(f"{name} must be an integer or None, got {value!r}.")
-    if minimum is not None and number < minimum:
-        raise ValueError(f"{name} must be >= {minimum}, got {number}.")
-    return number
 
 
 def convert_optimizers(

@@ -72,11 +72,8 @@ def export(
             `tf.RaggedTensorSpec` or `tf.SparseTensorSpec` in place of each
             tensor, and without a list around a single tensor. The model is
             called with this argument alone. None: the inputs that a functional
-            model declares, or all arguments of another model's first call, for
-            batches of any size. The names of further arguments' inputs begin
-            with the argument's name: "weights_history_values". Keras doesn't
-            remember keyword arguments with anything but tensors, such as a dict
-            with a None: they have their defaults.
+            model declares, or the only argument of another model's first call,
+            for batches of any size.
         rows: the dtype of the tables' rows: "float32", "bfloat16", "float16" or
             "int8". With "int8" each row has a float32 scale: the row's largest
             magnitude / 127; the largest error is half of the scale. Lookups

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.private_tensorflow import nest
 from tfrs_embed.serving.signatures import ServedFunction
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
@@ -61,9 +60,7 @@ def served_functions(
                 f"specs, got {function!r}."
             )
         labels = _labels(function, len(arguments))
-        functions[name] = ServedFunction(
-            name, function, arguments, labels, bare=len(arguments) == 1
-        )
+        functions[name] = ServedFunction(name, function, arguments, labels)
     return functions
 
 
@@ -75,33 +72,37 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
             "or train it; or give export signatures, 'serving_default' among "
             "them, which don't call the model."
         )
-    arguments: dict[str, Any] = {}
     if input_signature is None:
-        given = _save_spec(model)
-        if given is None:
-            raise ValueError(
-                f"The inputs of '{model.name}' are not known, as Keras knows "
-                "them only of models that were called, and Keras 3 only of "
-                "functional models: give export an input_signature."
-            )
-        input_signature, arguments = _called_with(model, *given)
-    names = list(arguments)
-    first = "inputs"
-    if first in names:
-        first = next(iter(inspect.signature(model.call).parameters))
-
-    def call(inputs: Any, *others: Any) -> Any:
-        by_name = dict(zip(names, others, strict=True))
-        return model(inputs, training=False, **by_name)
-
+        input_signature = _inputs_of(model)
     return ServedFunction(
         DEFAULT_SIGNATURE,
-        call,
-        [input_signature, *arguments.values()],
-        [first, *names],
-        bare=True,
+        lambda inputs: model(inputs, training=False),
+        [input_signature],
+        ["inputs"],
         output_names=getattr(model, "output_names", None),
     )
+
+
+def _inputs_of(model: Any) -> Any:
+    """The specs of the inputs of a model's first call."""
+    known = _save_spec(model)
+    if known is None:
+        raise ValueError(
+            f"The inputs of '{model.name}' are not known, as Keras knows "
+            "them only of models that were called, and Keras 3 only of "
+            "functional models: give export an input_signature."
+        )
+    [inputs, *others], by_name = known
+    others += [spec for name, spec in by_name.items() if name != "training"]
+    # Keras remembers a None for all that is no tensor.
+    specs = [isinstance(s, tf.TypeSpec) for s in tf.nest.flatten(inputs)]
+    if others or not all(specs):
+        raise ValueError(
+            f"'{model.name}' was called with more than its first argument, or "
+            "with something that is no tensor: give export an input_signature, "
+            "which the model is called with alone, or signatures."
+        )
+    return inputs
 
 
 def _save_spec(model: Any) -> Any:
@@ -118,34 +119,3 @@ def _save_spec(model: Any) -> Any:
     except (AttributeError, ValueError):
         return None
     return [tf.nest.map_structure(kerases.spec, inputs)], {}
-
-
-def _called_with(
-    model: Any, positional: Sequence[Any], by_name: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a model's first call: the first, and the others by name.
-
-    `positional` has a None for each argument that is no tensor.
-    """
-    first, *others = inspect.signature(model.call).parameters.values()
-    names = [p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
-    inputs, *rest = positional
-    if len(names) < len(rest):
-        raise ValueError(
-            f"'{model.name}' was called with {len(positional)} arguments, and "
-            f"its call has names for {len(names) + 1}: give export an "
-            "input_signature, which it is called with alone, or signatures."
-        )
-    arguments = {**dict(zip(names, rest, strict=False)), **by_name}
-    arguments.pop("training", None)
-    for name, argument in {first.name: inputs, **arguments}.items():
-        for path, spec in nest.flatten_with_tuple_paths(argument):
-            if not isinstance(spec, tf.TypeSpec):
-                place = "".join(f"[{key!r}]" for key in path)
-                raise ValueError(
-                    f"'{model.name}' was called with something that is no "
-                    f"tensor as {name}{place}, which Keras doesn't remember: "
-                    "give export an input_signature, which it is called with "
-                    "alone, or signatures."
-                )
-    return inputs, arguments

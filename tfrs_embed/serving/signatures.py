@@ -29,9 +29,8 @@ class ServedFunction:
         function: the function.
         arguments: each argument's nesting of `tf.TensorSpec`,
             `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
-        labels: the arguments' names.
-        bare: whether the first argument's inputs, in a dict, are named by its
-            keys alone.
+        labels: the arguments' names. The inputs of a single argument, in a
+            dict, are named by its keys alone.
         output_names: names of outputs that are in no dict.
 
     Raises:
@@ -45,7 +44,6 @@ class ServedFunction:
         function: Callable[..., Any],
         arguments: Sequence[Any],
         labels: Sequence[str],
-        bare: bool,
         output_names: Sequence[str] | None = None,
     ) -> None:
         self._name = name
@@ -55,10 +53,8 @@ class ServedFunction:
         self._output_names = output_names
         leaves = [
             leaf
-            for i, (argument, label) in enumerate(
-                zip(self._arguments, labels, strict=True)
-            )
-            for leaf in _named(argument, label, bare and i == 0)
+            for argument, label in zip(self._arguments, labels, strict=True)
+            for leaf in _named(argument, label, len(labels) == 1)
         ]
         specs = _named_parts(name, "input", leaves)
         _require_allowed(name, list(specs))
