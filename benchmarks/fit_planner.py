@@ -29,7 +29,7 @@ import tfrs_embed
 from tfrs_embed.configs.hardware import hardware
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.tools.planner import cost
-from tfrs_embed.tools.planner.traffic import FeatureIds, Place, exchange_of_ids
+from tfrs_embed.tools.planner.traffic import FeatureIds, exchange_of_ids
 
 #: Tables, their rows, width and ids of a sample; samples of a replica.
 SHAPES = [
@@ -94,7 +94,12 @@ def build(strategy, kind, shape, batches=2):
     # The host's cores and memory are shared by all replicas.
     terms = [world * x / machine.memory_bandwidth for x in per_replica]
     terms[2] = world * count * slices * machine.operation
-    sent = exchange_of(plan, tables, seen).passed_bytes
+    if place == "row":
+        sent = exchange_of_rows(tables, seen, world).passed_bytes
+    else:
+        # All-to-alls, or all-gathers, whose bytes are passed on.
+        passes = world - 1 if kind == "replicated" else 1
+        sent = passes * plan.sent_bytes
     fixed = cost.transfer_time(sent, world, machine)
     if kind == "vectors":
         fixed += (
@@ -103,11 +108,10 @@ def build(strategy, kind, shape, batches=2):
     return step, values, terms, plan.collectives, fixed
 
 
-def exchange_of(plan, tables, seen):
-    """The exchange of a plan of tables that are alike."""
+def exchange_of_rows(tables, seen, world):
+    """The exchange of tables by row."""
     names = list(seen[0])
-    world = plan.replicas
-    size = len(next(iter(seen[0].values()))) // world
+    size = len(seen[0][names[0]]) // world
     by_rank = [
         [
             FeatureIds(n, seen[0][n][r * size : (r + 1) * size], size)
@@ -118,11 +122,7 @@ def exchange_of(plan, tables, seen):
     shapes = {
         n: (rows, dim) for n, (rows, dim, _) in zip(names, tables, strict=True)
     }
-    places = {
-        n: Place(t.placement, t.ranks)
-        for n, t in zip(names, plan.tables, strict=True)
-    }
-    return exchange_of_ids(shapes, places, by_rank)
+    return exchange_of_ids(shapes, by_rank)[0]
 
 
 def main():

@@ -11,9 +11,10 @@ import tfrs_embed
 from helpers import differentiate
 from plans import nightly, on
 from reference import Ragged
+from step_messages import simulate
 from strategies.replicas import distribute
-from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
-from tfrs_embed.tools.planner.traffic import FeatureIds, Place, exchange_of_ids
+from tfrs_embed.tools.planner.search import Place
+from tfrs_embed.tools.planner.traffic import FeatureIds, exchange_of_ids
 
 pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]
 
@@ -128,17 +129,18 @@ def test_predicted_bytes_are_those_that_are_counted(strategy, name, dtype):
             flat = np.concatenate(given.rows) if ragged else given.ravel()
             bags = len(given.rows) if ragged else len(given)
             ids[-1].append(FeatureIds(config.table.name, flat, bags, ragged))
-    exchange = exchange_of_ids(
-        TABLES,
-        {t.table: Place(t.placement, t.ranks, t.hot_rows) for t in plan.tables},
-        ids,
-        ELEMENT_SIZES[dtype],
-    )
-    reduced = "all_reduce" in [each.kind for each in exchange.messages]
-    assert reduced == (name == "hot rows")
+    if name == "hot rows":
+        hot = {t.table: t.hot_rows for t in plan.tables}
+        exchange, _ = exchange_of_ids(TABLES, ids, hot)
+        assert exchange.messages[-1].kind == "all_reduce"
+        sent, collectives = exchange.bytes, exchange.collectives
+    else:
+        places = {t.table: Place(t.placement, t.ranks) for t in plan.tables}
+        number = np.float32 if dtype == "float32" else np.float16
+        [sent, *_], collectives = simulate(TABLES, places, ids, number)
     for traffic in layer._engine_layer.engine.traffic():
-        assert traffic.bytes == exchange.bytes
-        assert traffic.collectives == exchange.collectives == plan.collectives
+        assert traffic.bytes == sent
+        assert traffic.collectives == collectives == plan.collectives
 
 
 def test_tables_are_on_the_ranks_of_the_plan(strategy):

@@ -23,13 +23,27 @@ from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
 from tfrs_embed.tools.planner.cost import move_time
 from tfrs_embed.tools.planner.parts import Owners, Part
 from tfrs_embed.tools.planner.prediction import Model, Prediction
-from tfrs_embed.tools.planner.traffic import Place
 
 T = TypeVar("T")
 #: For each table, the index of its candidate in `Search.options`.
 Choice = tuple[int, ...]
 _EXHAUSTIVE = 700  # Of up to so many choices all are tried.
 _MOST_SWAPS = 4000  # Of up to so many moves of slices all are tried.
+
+
+class Place(NamedTuple):
+    """Where a table is.
+
+    Attributes:
+        placement: "row", "table", "column" or "replicated".
+        ranks: of "table" and "column", the ranks that hold its slices, in the
+            order of the columns; else ().
+        hot_rows: of "row", the rows that each replica has a copy of.
+    """
+
+    placement: str
+    ranks: tuple[int, ...] = ()
+    hot_rows: Sequence[int] = ()
 
 
 class Found(NamedTuple):

@@ -1,8 +1,9 @@
-"""The collectives of a training step on tables in given places.
+"""The collectives of a training step.
 
 The exchanges of `distribution` and `engines` say which collectives they launch
 for messages of given sizes. All replicas send messages of the size of the
-longest one. This module finds these sizes for given ids; `parts` predicts them.
+longest one. This module finds these sizes for given ids of tables by row;
+`parts` predicts them for all placements.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfrs_embed.distribution import (
-    bag_exchange,
     hot_rows,
     row_exchange,
     vector_exchange,
@@ -27,27 +27,11 @@ from tfrs_embed.distribution.exchange_kind import (
     vectors_are_less,
 )
 from tfrs_embed.distribution.traffic import Collective, Traffic
-from tfrs_embed.engines import data_parallel
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import is_wide
 
 FLOAT = 4  # Bytes of a number of a row, and of one that is sent unless told.
 HALF = 2  # Bytes of a number of a row of bfloat16 or float16.
-
-
-class Place(NamedTuple):
-    """Where a table is.
-
-    Attributes:
-        placement: "row", "table", "column" or "replicated".
-        ranks: of "table" and "column", the ranks that hold its slices, in the
-            order of the columns; else ().
-        hot_rows: of "row", the rows that each replica has a copy of.
-    """
-
-    placement: str
-    ranks: tuple[int, ...] = ()
-    hot_rows: Sequence[int] = ()
 
 
 class FeatureIds(NamedTuple):
@@ -117,136 +101,82 @@ def words_of_piece(
     return int(piece_words(bags, ids, int(ragged), int(weighted)))
 
 
-class _Step:
-    """A step on given ids; see `exchange_of_ids` for the arguments."""
+def exchange_of_ids(
+    tables: Mapping[str, tuple[int, int]],
+    ids: Sequence[Sequence[FeatureIds]],
+    hot: Mapping[str, Sequence[int]] | None = None,
+    element: int = FLOAT,
+    narrow: Collection[str] = (),
+) -> tuple[Exchange, list[int]]:
+    """The exchange of a step on given ids of tables sharded by row.
 
-    def __init__(
-        self,
-        tables: Mapping[str, tuple[int, int]],
-        places: Mapping[str, Place],
-        ids: Sequence[Sequence[FeatureIds]],
-        element: int,
-        narrow: Collection[str],
-    ):
-        self.tables, self.places, self.ids = tables, places, ids
-        self.element, self.world = element, len(ids)
-        self.number = {t: HALF if t in narrow else FLOAT for t in tables}
-        # The features that are exchanged by vectors: the words of a bag.
-        self.by_vectors: dict[int, int] = {}
-        for i, of_ranks in enumerate(zip(*ids, strict=True)):
-            words = self._words_by_vectors(of_ranks)
-            if words is not None:
-                self.by_vectors[i] = words
-        # For each rank, the unique keys of each table but for these features.
-        self.unique = [
-            _unique_by_table(
-                f for i, f in enumerate(each) if i not in self.by_vectors
-            )
-            for each in ids
-        ]
+    Args:
+        tables: each table's rows and width.
+        ids: for each rank, the ids of each feature.
+        hot: by table, the rows that each replica has a copy of.
+        element: bytes of a number of vectors and gradients, and of float32
+            rows.
+        narrow: the tables whose numbers have two bytes.
 
-    def _words_by_vectors(self, ids: Sequence[FeatureIds]) -> int | None:
-        """The words of a feature's bags by vectors; None: it goes by rows."""
-        table = ids[0].table
-        rows, dim = self.tables[table]
-        place = self.places[table]
+    Returns:
+        The exchange, and for each rank the number of unique keys, and of all
+        ids that are exchanged by vectors.
+    """
+    world, hot = len(ids), hot or {}
+    numbers = {t: HALF if t in narrow else FLOAT for t in tables}
+    # The bags of each feature that is exchanged by vectors: words of a bag.
+    by_vectors: dict[int, int] = {}
+    for i, of_ranks in enumerate(zip(*ids, strict=True)):
+        table, weighted = of_ranks[0].table, of_ranks[0].weighted
+        rows, dim = tables[table]
         # A replica may have no bags.
         size = bag_size(
-            sum(f.bags for f in ids),
-            sum(np.size(f.ids) for f in ids),
-            any(f.ragged for f in ids),
+            sum(f.bags for f in of_ranks),
+            sum(np.size(f.ids) for f in of_ranks),
+            any(f.ragged for f in of_ranks),
         )
-        if place.placement != "row" or len(place.hot_rows) or size is None:
-            return None
-        if is_wide(rows) or not vectors_are_less(
-            size, dim, self.world, self.element, self.number[table]
+        if (
+            size is not None
+            and not len(hot.get(table, ()))
+            and not is_wide(rows)
+            and vectors_are_less(size, dim, world, element, numbers[table])
         ):
-            return None
-        return BagColumns(size, ids[0].weighted).width
-
-    @functools.cached_property
-    def rows(self) -> dict[tuple[int, int], np.ndarray]:
-        """Keys of tables by row, [from rank, to rank].
-
-        They are by the tables' width and the bytes of a number of their rows.
-        """
-        found: dict[tuple[int, int], np.ndarray] = {}
-        by_row = (f.table for f in self.ids[0])
-        by_row = (t for t in by_row if self.places[t].placement == "row")
-        for table, first in first_ranks(by_row, self.world).items():
-            if table not in self.unique[0]:
-                continue  # All features of the table are by vectors.
-            kind = self.tables[table][1], self.number[table]
-            counts = found.setdefault(
-                kind, np.zeros([self.world] * 2, np.int64)
-            )
-            for rank, unique in enumerate(self.unique):
-                keys = np.setdiff1d(unique[table], self.places[table].hot_rows)
-                owners = (keys.astype(np.int64) + first) % self.world
-                counts[rank] += np.bincount(owners, minlength=self.world)
-        return found
-
-    def exchange(self) -> Exchange:
-        if self.world == 1:
-            return Exchange(1, ())
-        messages = [
-            each
-            for (dim, number), counts in self.rows.items()
-            for each in row_exchange.collectives(
-                counts.max(), dim, min(self.element, number), self.element
-            )
-        ]
-        if self.by_vectors:
-            tables = [self.ids[0][i].table for i in self.by_vectors]
-            messages += vector_exchange.collectives(
-                max(f[i].bags for f in self.ids for i in self.by_vectors),
-                sum(self.by_vectors.values()),
-                sum(self.tables[table][1] for table in tables),
-                self.element,
-            )
-        messages += self.hot_rows() + self._slices() + self._copies()
-        return Exchange(self.world, tuple(messages))
-
-    def hot_rows(self) -> list[Collective]:
-        return hot_rows.collectives(
-            sum(
-                hot_rows.num_floats(len(place.hot_rows), self.tables[name][1])
-                for name, place in self.places.items()
-            )
+            by_vectors[i] = BagColumns(size, weighted).width
+    # For each rank, the unique keys of each table but for these features.
+    unique = [
+        _unique_by_table(f for i, f in enumerate(each) if i not in by_vectors)
+        for each in ids
+    ]
+    # By the width and the bytes of a number, keys [from rank, to rank].
+    sent: dict[tuple[int, int], np.ndarray] = {}
+    first_rank = first_ranks((f.table for f in ids[0]), world)
+    for table in unique[0]:
+        kind = tables[table][1], numbers[table]
+        counts = sent.setdefault(kind, np.zeros([world] * 2, np.int64))
+        for rank in range(world):
+            keys = np.setdiff1d(unique[rank][table], hot.get(table, ()))
+            owners = (keys.astype(np.int64) + first_rank[table]) % world
+            counts[rank] += np.bincount(owners, minlength=world)
+    messages: list[Collective] = []
+    for (dim, number), counts in sent.items():
+        messages += row_exchange.collectives(
+            counts.max(), dim, min(element, number), element
         )
-
-    def _slices(self) -> list[Collective]:
-        words = np.zeros([self.world] * 2, np.int64)  # From each rank, to each.
-        floats = np.zeros_like(words)
-        widths = {
-            name: self.tables[name][1] // len(place.ranks)
-            for name, place in self.places.items()
-            if place.ranks
-        }
-        if not widths:
-            return []
-        for rank, features in enumerate(self.ids):
-            for f in features:
-                for owner in self.places[f.table].ranks:
-                    words[rank, owner] += words_of_piece(
-                        f.bags, np.size(f.ids), f.ragged, f.weighted
-                    )
-                    floats[rank, owner] += f.bags * widths[f.table]
-        unit = bag_exchange.unit_of(widths.values())
-        return bag_exchange.collectives(
-            words.max(), floats.max(), unit, self.element
+    if by_vectors:
+        messages += vector_exchange.collectives(
+            max(f[i].bags for f in ids for i in by_vectors),
+            sum(by_vectors.values()),
+            sum(tables[ids[0][i].table][1] for i in by_vectors),
+            element,
         )
-
-    def _copies(self) -> list[Collective]:
-        counts: dict[int, np.ndarray] = {}
-        for rank, unique in enumerate(self.unique):
-            for table, keys in unique.items():
-                if self.places[table].placement == "replicated":
-                    dim = self.tables[table][1]
-                    counts.setdefault(dim, np.zeros(self.world, np.int64))
-                    counts[dim][rank] += keys.size
-        most = {dim: each.max() for dim, each in counts.items()}
-        return data_parallel.collectives(most, self.element)
+    floats = [hot_rows.num_floats(len(h), tables[t][1]) for t, h in hot.items()]
+    messages += hot_rows.collectives(sum(floats))
+    number_of_keys = [
+        sum(keys.size for keys in unique[rank].values())
+        + sum(np.size(ids[rank][i].ids) for i in by_vectors)
+        for rank in range(world)
+    ]
+    return Exchange(world, tuple(messages if world > 1 else ())), number_of_keys
 
 
 def _unique_by_table(features: Iterable[FeatureIds]) -> dict[str, np.ndarray]:
@@ -255,26 +185,6 @@ def _unique_by_table(features: Iterable[FeatureIds]) -> dict[str, np.ndarray]:
     for feature in features:
         ids.setdefault(feature.table, []).append(np.ravel(feature.ids))
     return {t: np.unique(np.concatenate(each)) for t, each in ids.items()}
-
-
-def exchange_of_ids(
-    tables: Mapping[str, tuple[int, int]],
-    places: Mapping[str, Place],
-    ids: Sequence[Sequence[FeatureIds]],
-    element: int = FLOAT,
-    narrow: Collection[str] = (),
-) -> Exchange:
-    """The exchange of a step on given ids.
-
-    Args:
-        tables: each table's rows and width.
-        places: each table's place.
-        ids: for each rank, the ids of each feature.
-        element: bytes of a number of vectors and gradients, and of float32
-            rows.
-        narrow: the tables whose numbers have two bytes.
-    """
-    return _Step(tables, places, ids, element, narrow).exchange()
 
 
 def expected_traffic(
@@ -286,25 +196,15 @@ def expected_traffic(
 ) -> list[Traffic]:
     """The traffic of each replica in a step on tables sharded by row.
 
-    `hot_rows` has by table the rows that each replica has a copy of; for the
-    other arguments see `exchange_of_ids`.
+    For the arguments see `exchange_of_ids`.
 
     Returns:
         Each rank's traffic, as `RowWiseEngine.traffic` counts it.
     """
-    hot = hot_rows or {}
-    places = {t: Place("row", (), hot.get(t, ())) for t in tables}
-    step = _Step(tables, places, ids, element, narrow)
-    world = step.world
-    if world == 1:
+    if len(ids) == 1:
         return [Traffic(0, 0, 0)]  # Nothing is sent, nor counted.
-    exchange = step.exchange()
-    result = []
-    for rank, features in enumerate(ids):
-        unique = sum(keys.size for keys in step.unique[rank].values())
-        unique += sum(np.size(features[i].ids) for i in step.by_vectors)
-        result.append(Traffic(exchange.collectives, exchange.bytes, unique))
-    return result
+    exchange, keys = exchange_of_ids(tables, ids, hot_rows, element, narrow)
+    return [Traffic(exchange.collectives, exchange.bytes, n) for n in keys]
 
 
 @functools.lru_cache(maxsize=65536)
