@@ -323,7 +323,7 @@ def test_the_report_prints_aligned():
     _, report = limits([dict.fromkeys(config, [0] * 8)], config)
     lines = str(report).splitlines()
     assert lines[0] == "1 batches on 1 chips x 2 SparseCores"
-    assert lines[4].split() == ["t", "0", "64", "8", "8", "1", "0.50"]
+    assert lines[4].split() == ["t", "0", "64", "8", "8", "1", "50%"]
     assert lines[5].split()[:3] == ["a_long_name", "0", "100,000"]
     assert len({len(line) for line in lines[2:6]}) == 1
 

@@ -40,23 +40,26 @@ def text_table(
 def value_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the lines of a table with a column for each key of the rows.
 
-    Columns of texts are left-aligned. Keys that end in "bytes" have sizes.
+    Columns of texts are left-aligned.
     """
     if not rows:
         return []
     left = [name for name, value in rows[0].items() if isinstance(value, str)]
-    lines = [[_cell(*item) for item in row.items()] for row in rows]
+    lines = [[format_value(*item) for item in row.items()] for row in rows]
     return text_table(list(rows[0]), lines, left)
 
 
-def _cell(name: str, value: Any) -> str:
+def format_value(column: str, value: Any) -> str:
+    """Formats a value; the column's name tells bytes and shares."""
     if value is None:
-        return ""
-    if name.endswith("bytes"):
+        return "-"
+    if not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in column:
         return format_bytes(value)
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if "share" in column:
+        return f"{100 * value:.3g}%"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def format_bytes(size: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.compat.text_table import value_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,25 +210,21 @@ class StatisticsReport(Mapping[str, TableReport]):
         return {**found, "imbalance": self.imbalance}
 
     def __str__(self) -> str:
-        head = (
-            *("table", "rows", "dim", "size", "median", "max", "changed"),
-            *("untouched", "NaN/Inf"),
-        )
-        lines = [
-            (
-                t.table,
-                f"{t.rows:,}",
-                str(t.dim),
-                format_bytes(t.bytes),
-                f"{t.norms[0.5]:.3g}" if t.norms else "-",
-                f"{t.norms[1.0]:.3g}" if t.norms else "-",
-                _percent(t.changed_share),
-                _percent(t.untouched_share),
-                f"{t.nonfinite_rows:,}",
-            )
+        rows = [
+            {
+                "table": t.table,
+                "rows": t.rows,
+                "dim": t.dim,
+                "bytes": t.bytes,
+                "median norm": t.norms.get(0.5),
+                "max norm": t.norms.get(1.0),
+                "changed share": t.changed_share,
+                "untouched share": t.untouched_share,
+                "nonfinite rows": t.nonfinite_rows,
+            }
             for t in self.tables
         ]
-        return "\n".join(text_table(head, lines, {"table"}))
+        return "\n".join(value_table(rows))
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -282,7 +278,3 @@ def top_shares(
     wanted = [max(1, int(rows * share)) for share in TOP]
     found = np.interp(wanted, reached, made) / made[-1]
     return dict(zip(TOP, map(float, found), strict=True))
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

@@ -1,18 +1,18 @@
 """The page: tables of numbers with pictures, and the template around them.
 
 A record has one object's values by column. Nested columns, as in the JSON of a
-statistics log, get names with slashes: "norms/0.5". The column's name says how
-a value is shown: "bytes" are sizes, a "share" is in percent.
+statistics log, get names with slashes: "norms/0.5".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tfrs_embed.compat.text_table import format_bytes
+from tfrs_embed.compat.text_table import format_value
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.tools.monitoring.reports import flatten
 from tfrs_embed.tools.report.pictures import Picture, bars, lines
@@ -66,7 +66,7 @@ class Part:
     @property
     def shown_facts(self) -> dict[str, str]:
         """The facts as text."""
-        return {_title(k): format_cell(k, v) for k, v in self.facts.items()}
+        return {_title(k): format_value(k, v) for k, v in self.facts.items()}
 
 
 def sections(
@@ -125,14 +125,12 @@ def _picture(
     }
     series = {name: points for name, points in series.items() if points}
 
-    def format_value(value: float) -> str:
-        return format_cell(column, value)
-
+    formatter = functools.partial(format_value, column)
     if any(len(set(points.values())) > 1 for points in series.values()):
-        return lines(_title(column), series, format_value, x_label)
+        return lines(_title(column), series, formatter, x_label)
     last = {name: list(points.values())[-1] for name, points in series.items()}
     if ("bytes" in column or "share" in column) and any(last.values()):
-        return bars(_title(column), last, format_value)
+        return bars(_title(column), last, formatter)
     return None
 
 
@@ -146,7 +144,7 @@ def table(
     """Returns a section with a table: by the objects' names, their records."""
     columns = list(next(iter(records.values())))
     lines = [
-        [name, *(format_cell(column, record[column]) for column in columns)]
+        [name, *(format_value(column, record[column]) for column in columns)]
         for name, record in records.items()
     ]
     left = [
@@ -156,19 +154,6 @@ def table(
     ]
     head = [kind, *map(_title, columns)]
     return Section(title, head, lines, [kind, *left], None, text, pictures)
-
-
-def format_cell(column: str, value: Any) -> str:
-    """Formats a column's value; "-" if it is None."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if "bytes" in column:
-        return format_bytes(value)
-    if "share" in column:
-        return f"{100 * value:.3g}%"
-    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
 
 
 def _title(column: str) -> str:
