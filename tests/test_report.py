@@ -148,6 +148,13 @@ def test_growth_over_checkpoints(made):
     assert page(*every).rows == found.rows
 
 
+def test_checkpoints_of_one_name_in_two_folders(made, tmp_path):
+    shutil.copytree(made / "run", tmp_path / "run")
+    both = [str(folder / "run" / "ckpt-1") for folder in (made, tmp_path)]
+    found = page(*both)
+    assert all(found.cells("step", path) == ["4"] for path in both)
+
+
 def test_a_table_that_grew(tmp_path):
     paths = []
     for rows in (100, 400):

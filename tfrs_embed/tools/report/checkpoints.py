@@ -62,18 +62,19 @@ def checkpoints(paths: Sequence[str]) -> page.Part:
     by_step = len(set(steps)) == len(run)
     tables: dict[str, dict[int, page.Record]] = {}
     records = {}
-    for i, each in enumerate(run, 1):
+    names = [os.path.basename(each.path.rstrip("/")) for each in run]
+    for i, (each, name) in enumerate(zip(run, names, strict=True), 1):
         step = _step(each)
         x = step if by_step and step is not None else i
         measured = measure_tables(each)
-        for name, table in measured.items():
-            tables.setdefault(name, {})[x] = table
-        records[os.path.basename(each.path.rstrip("/"))] = {
+        for key, table in measured.items():
+            tables.setdefault(key, {})[x] = table
+        records[name if names.count(name) == 1 else each.path] = {
             "step": step,
             **_totals(list(measured.values())),
         }
-    # The last checkpoint's tables first: it is the last that was measured.
-    tables = {name: tables[name] for name in [*measured, *tables]}
+    # Tables that the last checkpoint lacks are left out.
+    tables = {key: tables[key] for key in measured}
     made = page.sections(
         "table", tables, _COLUMNS, "step" if by_step else "checkpoint"
     )

@@ -138,7 +138,6 @@ def table(
     title: str,
     kind: str,
     records: Mapping[str, Record],
-    text: str = "",
     pictures: Sequence[Picture] = (),
 ) -> Section:
     """Returns a section with a table: by the objects' names, their records."""
@@ -153,7 +152,7 @@ def table(
         if any(isinstance(record[column], str) for record in records.values())
     ]
     head = [kind, *map(_title, columns)]
-    return Section(title, head, lines, [kind, *left], None, text, pictures)
+    return Section(title, head, lines, [kind, *left], pictures=pictures)
 
 
 def _title(column: str) -> str:
