@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers
-from helpers import assert_unchanged, state
+from helpers import ON_GPU, assert_unchanged, state
 from plans import nightly, on
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.inputs import to_bags
@@ -775,8 +775,9 @@ def test_a_layer_is_not_called_under_another_strategy_of_the_same_kind(
     with first.scope():
         layer = simple_layer(threshold)
         layer.build(None)
+        # With the optimizer's variables on the strategy's device.
+        trainer = Trainer(layer)
     before = state(layer)
-    trainer = Trainer(layer)
     inputs = {"id": tf.constant([1])}
     with (
         second.scope(),
@@ -849,10 +850,11 @@ def test_a_table_that_memory_lacks_for_is_named(kind, owner, rows, slots):
     layer = huge(kind)
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         layer.build(None)
+    device = "GPU" if ON_GPU else "CPU"
     assert str(caught.value).startswith(
-        f"{owner} can't be built: /job:localhost/replica:0/task:0/device:CPU:0 "
-        f"lacks memory. {rows:,} rows of 4 float32 take {rows / 2**36:.1f} "
-        f"TiB{slots}. "
+        f"{owner} can't be built: /job:localhost/replica:0/task:0/device:"
+        f"{device}:0 lacks memory. {rows:,} rows of 4 float32 take "
+        f"{rows / 2**36:.1f} TiB{slots}. "
     )
     assert "OOM when allocating" in str(caught.value.__cause__)
     assert not layer.built

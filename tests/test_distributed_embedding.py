@@ -335,7 +335,7 @@ def test_outputs_of_more_dimensions():
         layer(ids), np.reshape(expected, (BATCH, 2, DIM)), rtol=1e-6
     )
     ragged = tf.RaggedTensor.from_tensor(ids.reshape(-1, 3))
-    np.testing.assert_allclose(layer(ragged), layer(ids), rtol=1e-6)
+    np.testing.assert_allclose(layer(ragged), layer(ids), rtol=1e-6, atol=1e-8)
     with pytest.raises(ValueError, match=r"\[9, 3\]"):
         layer(tf.RaggedTensor.from_tensor(np.zeros((9, 3), np.int64)))
 

@@ -12,7 +12,7 @@ import fronts
 import tfrs_embed
 from dynamic_layers import normal, train, truncated, uniform
 from fronts import keras, layers
-from helpers import assert_same, differentiate, state
+from helpers import ON_GPU, assert_same, differentiate, state
 from plans import nightly, on, with_kernels, without_kernels
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
 from tfrs_embed.distribution import replicas
@@ -408,6 +408,9 @@ def test_two_layers_train_in_one_step():
                 assert value == expected[name]
 
 
+@pytest.mark.skipif(
+    ON_GPU, reason="eager threads read wrong numbers: docs/one_device.md"
+)
 @MODES
 def test_threads_lose_no_key(graph):
     layer = make(rows=400)
@@ -434,7 +437,8 @@ def test_threads_lose_no_key(graph):
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == []
+    for error in errors:
+        raise error
     table = layer.tables["numbers"]
     np.testing.assert_array_equal(table.keys(), [*range(40), 999])
     np.testing.assert_array_equal(

@@ -255,8 +255,9 @@ def test_constants_are_as_in_one_call(initializer, expected):
 
 def test_an_initializer_that_refuses_partitions_is_called_for_the_table():
     found = values(spec(initializers.Orthogonal(seed=1)))
-    np.testing.assert_array_equal(
-        found, initializers.Orthogonal(seed=1)((10, 4))
+    # A GPU's last bits are not those of the host, which fills tables.
+    np.testing.assert_allclose(
+        found, initializers.Orthogonal(seed=1)((10, 4)), rtol=1e-5
     )
 
 

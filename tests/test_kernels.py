@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
+from helpers import ON_GPU, differentiate
 from tfrs_embed import kernels, progress
 from tfrs_embed.kernels import build, files
 
@@ -212,6 +212,8 @@ def test_the_environment_turns_them_off(unloaded, monkeypatch, value):
 
 # What a layer's placement says.
 
+ELSEWHERE = pytest.mark.skipif(ON_GPU, reason="a GPU has no use for kernels")
+
 
 def a_layer(size_threshold=0):
     table = tfrs_embed.TableConfig("t", 4, 2)
@@ -222,6 +224,7 @@ def a_layer(size_threshold=0):
     )
 
 
+@ELSEWHERE
 def test_a_placement_says_how_to_get_kernels(folder):
     placement = a_layer().placement
     last = str(placement).splitlines()[-1]
@@ -230,6 +233,7 @@ def test_a_placement_says_how_to_get_kernels(folder):
     assert "kernels" not in repr(placement)
 
 
+@ELSEWHERE
 def test_a_placement_says_that_they_are_off(monkeypatch):
     layer = a_layer()
     before = layer.placement

@@ -249,7 +249,9 @@ def test_a_steps_graph_has_the_collectives_of_the_formula(
         assert counted == [sum(found.values()) // here] * here
 
 
-def test_a_further_table_of_a_width_takes_few_operations(strategy):
+def test_a_further_table_of_a_width_takes_few_operations(
+    strategy, needs_kernels
+):
     made = {}
     for tables in (10, 30):
         _, step = make_step(strategy, [DIM] * tables)
