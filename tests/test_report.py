@@ -550,10 +550,8 @@ def test_without_the_extra(made, tmp_path, capsys, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     output = str(tmp_path / "page.html")
     assert main(["report", str(made / "run"), "--output", output]) == 1
-    assert capsys.readouterr().err == (
-        f"error: Reports need {missing}, which is not installed: "
-        'pip install "tfrs_embed[report]"\n'
-    )
+    error = capsys.readouterr().err
+    assert 'pip install "tfrs_embed[report]"' in error and missing in error
 
 
 def test_the_extra_is_imported_when_it_is_used():

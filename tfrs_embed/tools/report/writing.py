@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import pathlib
 from collections.abc import Sequence
@@ -88,17 +88,14 @@ def render(paths: Paths) -> str:
     given = _listed(paths)
     if not given:
         raise ValueError("There are no paths to report on.")
-    missing = [
-        package
-        for package in ("jinja2", "matplotlib")
-        if importlib.util.find_spec(package) is None
-    ]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
+    try:
+        for package in ("jinja2", "matplotlib"):
+            importlib.import_module(package)
+    except ImportError as error:
         raise ImportError(
-            f"Reports need {' and '.join(missing)}, which {verb} not "
-            'installed: pip install "tfrs_embed[report]"'
-        )
+            "Reports need jinja2 and matplotlib: pip install "
+            f'"tfrs_embed[report]" ({error}).'
+        ) from error
     return page.render(sources.read(given))
 
 
