@@ -11,12 +11,9 @@ from tfrs_embed.compat.arguments import as_int, integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
 from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
-from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
-from tfrs_embed.ops.checks import Checks
-from tfrs_embed.ops.key_inputs import as_int64
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,8 +48,8 @@ class DynamicEmbedding(TableLayer):
             no keys.
         eviction_policy: "lfu", "lru", a `TimeToLive`, a function or None: the
             `eviction` of `DynamicKeys`.
-        input_dim: the number of rows. None: the number of initial keys; on
-            several replicas as many more as each replica needs for its own.
+        input_dim: the number of rows. None: the number of initial keys, on one
+            replica.
         embedding_initializer: initializer of the rows, as in Keras; it must be
             able to make rows by their keys, see docs/dynamic_tables.md.
             Without a seed, rows depend on the key and the layer's name.
@@ -114,18 +111,12 @@ class DynamicEmbedding(TableLayer):
             rules = admission, eviction_policy, when_full, candidates, max_rows
             keys = DynamicKeys(dtype, *rules)
             rows = integer_or_none(input_dim, "input_dim")
-            if rows is None:
-                world = self._strategy.num_replicas_in_sync
+            if rows is None and self._strategy.num_replicas_in_sync == 1:
                 rows = len(vocabulary)
-                if world > 1 and rows:
-                    # Each replica needs rows for its own keys.
-                    name = "initial_vocabulary"
-                    ids = as_int64(name, keys.dtype, vocabulary, Checks())
-                    shards = shards_of(ids.numpy(), world)
-                    rows = world * int(np.bincount(shards).max())
-            if rows == 0:
+            if not rows:
                 raise ValueError(
-                    "give it an input_dim, or an initial vocabulary."
+                    "give it an input_dim; without one it needs initial keys, "
+                    "and one replica."
                 )
             if rows < len(vocabulary):
                 raise ValueError(
@@ -188,18 +179,13 @@ def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
         vocabulary = vocabulary.numpy()
     # dtype object keeps Python's integers of any size.
     keys = np.array([] if vocabulary is None else vocabulary, object)
-    if keys.ndim != 1:
-        raise ValueError(
-            f"initial_vocabulary must have the shape [n], got "
-            f"{list(keys.shape)}."
-        )
-    is_text = len(keys) > 0 and isinstance(keys[0], (str, bytes))
-    if not all(
+    is_text = keys.size > 0 and isinstance(keys.flat[0], (str, bytes))
+    if keys.ndim != 1 or not all(
         isinstance(key, (str, bytes)) if is_text else as_int(key) is not None
         for key in keys
     ):
         raise TypeError(
-            f"initial_vocabulary must be integers or strings, got "
+            "initial_vocabulary must be [n] integers or strings, got "
             f"{keys.tolist()[:5]}."
         )
     if is_text:
@@ -208,20 +194,17 @@ def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
     else:
         own = tf.as_dtype(getattr(vocabulary, "dtype", tf.int64))
     dtype = as_key_dtype(key_dtype or own, "key_dtype")
-    if b"" in keys.tolist():
+    if b"" in keys.tolist() or len(set(keys.tolist())) < len(keys):
         raise ValueError(
-            "initial_vocabulary has an empty string, which is no key."
+            "initial_vocabulary has an empty string, which is no key, or a key "
+            "twice."
         )
-    if len(set(keys.tolist())) < len(keys):
-        raise ValueError("initial_vocabulary has keys twice.")
-    if not len(keys):
-        return keys, dtype
-    if is_text != (dtype == tf.string):
+    if len(keys) and is_text != (dtype == tf.string):
         raise TypeError(
             f"initial_vocabulary is of {own.name}, and key_dtype is "
             f"{dtype.name}."
         )
-    if is_text:
+    if is_text or not len(keys):
         return keys, dtype
     for key in min(keys), max(keys):
         if not dtype.min <= key <= dtype.max:
