@@ -317,7 +317,8 @@ def test_a_terminal_sees_progress(tmp_path, values, capsys, monkeypatch):
     assert "Reading 'c-1': |####      | 50% of" in err
     assert "Reading 'c-1': done, 9.4 KiB" in err
     assert err.endswith("\n")
-    inspect(path, capsys, "--no-progress")
+    with progress.off():
+        inspect(path, capsys)
     assert not capsys.readouterr().err
 
 

@@ -532,10 +532,6 @@ def test_a_checkpoint_is_converted(tasks, small_blocks, terminal, tmp_path, to):
     assert done == total == 2 * NBYTES
     assert shares(terminal)[-1] == 100
     assert "Saving" not in terminal.getvalue()
-    terminal.truncate(0)
-    arguments = ["convert", path, str(tmp_path / "quiet"), "--to", to]
-    assert main([*arguments, "--no-progress"]) == 0
-    assert "%" not in terminal.getvalue()
 
 
 def test_batches_are_read(tasks, terminal):

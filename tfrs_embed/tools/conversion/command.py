@@ -33,6 +33,10 @@ _DESCRIPTION = (
     "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
     "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
 )
+_SOURCE = (
+    "a checkpoint; a folder of checkpoints (its latest), of a SavedModel or of "
+    "SOK's files; or a file of Keras"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,13 +95,11 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument(
         "source",
         metavar="path",
-        help="a checkpoint, a folder whose latest is meant, or that of a "
-        "SavedModel or of SOK's files, or a file of Keras",
+        help=_SOURCE,
     )
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of tables"
     )
-    _add_shared(inspect)
     inspect.set_defaults(run=_run, work=_inspect)
     converts = add_command(
         commands,
@@ -109,8 +111,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     )
     converts.add_argument(
         "source",
-        help="a checkpoint, a folder of some, of a SavedModel or of SOK's "
-        "files, or a file of Keras",
+        help=_SOURCE,
     )
     converts.add_argument(
         "destination", help="the checkpoint to write, or SOK's folder"
@@ -147,21 +148,12 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         type=integer(0),
         help="the number of updates made, where the source doesn't tell it",
     )
-    _add_shared(converts)
     converts.set_defaults(run=_run, work=_convert)
-
-
-def _add_shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-progress",
-        action="store_true",
-        help="don't show how far a long read has come",
-    )
 
 
 def _inspect(args: argparse.Namespace) -> None:
     contents = reading.read(args.source)
-    with _task("Reading", contents, args) as task:
+    with _task("Reading", contents) as task:
         described = _described(contents, task)
     if args.json:
         print(json.dumps(described, indent=2))
@@ -267,7 +259,7 @@ def _convert(args: argparse.Namespace) -> None:
     elif args.step is not None:
         raise InputError("--step: SOK's files have no step.")
     # The bar of saving would be a second one.
-    with _task("Converting", contents, args) as task, progress.off():
+    with _task("Converting", contents) as task, progress.off():
         if args.to == "checkpoint":
             left = convert.write_checkpoint(contents, destination, task.advance)
         else:
@@ -275,9 +267,7 @@ def _convert(args: argparse.Namespace) -> None:
     _report(contents, destination, left)
 
 
-def _task(
-    verb: str, contents: Contents, args: argparse.Namespace
-) -> progress.Task:
+def _task(verb: str, contents: Contents) -> progress.Task:
     """The task of reading all values."""
     total = sum(
         column.nbytes
@@ -285,7 +275,7 @@ def _task(
         for column in table.all_columns.values()
     )
     name = os.path.basename(contents.path.rstrip("/"))
-    return progress.Task(verb, f"'{name}'", total, show=not args.no_progress)
+    return progress.Task(verb, f"'{name}'", total)
 
 
 def _layers(given: Sequence[str], contents: Contents) -> dict[str, str]:
