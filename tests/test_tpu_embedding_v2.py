@@ -727,12 +727,12 @@ def test_bad_gradients_are_refused_and_change_nothing():
     _, preserved = embedding(ids)
     before = embedding.unstacked_tables
     good = tf.ones([4, 5])
-    for bad, error, text in (
-        (tf.ones([4, 8]), ValueError, r"shape, \[4, 5\]; got \(4, 8\)"),
-        (tf.ones([4, 5], tf.float16), TypeError, "float32, got float16"),
-        (np.ones([4, 5]), ValueError, "must be a float32 Tensor"),
+    for bad, text in (
+        (tf.ones([4, 8]), r"shape, \[4, 5\], or None; got .* \(4, 8\)"),
+        (tf.ones([4, 5], tf.float16), "got float16 of shape"),
+        (np.ones([4, 5]), "must be a float32 Tensor .* got ndarray"),
     ):
-        with pytest.raises(error, match=r"Feature 'u'.*" + text):
+        with pytest.raises(ValueError, match=r"Feature 'u'.*" + text):
             embedding.apply_gradients({"t": good, "u": bad}, preserved)
     with pytest.raises(ValueError, match="gradients has missing keys"):
         embedding.apply_gradients({"t": good}, preserved)

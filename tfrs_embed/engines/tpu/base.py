@@ -66,7 +66,7 @@ class TPUEngine(Engine, FixedBatches):
             batch, *rest = feature.output_shape or (None, None)
             for size in (feature.batch_size, self._batch):
                 batch = size if batch is None else batch
-            self._samples.append(_product([batch, *rest]))
+            self._samples.append(tf.TensorShape([batch, *rest]).num_elements())
 
     def require_all(self, given: Sequence[bool]) -> None:
         if all(given) or not strategies.in_replica(self._strategy):
@@ -94,7 +94,8 @@ class TPUEngine(Engine, FixedBatches):
                 batch, *rest = each.static_shape.as_list() or [1]
                 sizes = [n for n in (batch, self._batch) if n is not None]
                 largest = max(sizes, default=None)
-                self._samples[i] = _product([largest, *rest])
+                shape = tf.TensorShape([largest, *rest])
+                self._samples[i] = shape.num_elements()
 
     @property
     def can_build(self) -> bool:
@@ -254,10 +255,6 @@ class TPUEngine(Engine, FixedBatches):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """Updates the tables from each feature's [samples, dim] gradient."""
-
-
-def _product(sizes: Sequence[int | None]) -> int | None:
-    return tf.TensorShape(sizes).num_elements()
 
 
 def _cut(vectors: tf.Tensor, bags: BaggedIds) -> tf.Tensor:

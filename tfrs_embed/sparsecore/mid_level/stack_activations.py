@@ -37,20 +37,14 @@ def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
                 "%s: no gradient was given; it is taken for zero.", feature
             )
             gradient = tf.zeros(shape)
-        if not isinstance(gradient, tf.Tensor):
+        got = type(gradient).__name__
+        if isinstance(gradient, tf.Tensor):
+            got = f"{gradient.dtype.name} of shape {gradient.shape}"
+            fits = tf.TensorSpec(shape).is_compatible_with(gradient)
+        if not isinstance(gradient, tf.Tensor) or not fits:
             raise ValueError(
-                f"{feature}: the gradient must be a float32 Tensor of shape "
-                f"{shape}, or None; got {type(gradient).__name__}."
-            )
-        if gradient.dtype != tf.float32:
-            raise TypeError(
-                f"{feature}: the gradient must be float32, got "
-                f"{gradient.dtype.name}."
-            )
-        if not gradient.shape.is_compatible_with(shape):
-            raise ValueError(
-                f"{feature}: the gradient must have its activations' shape, "
-                f"{shape}; got {gradient.shape}."
+                f"{feature}: the gradient must be a float32 Tensor of its "
+                f"activations' shape, {shape}, or None; got {got}."
             )
         checked.append(tf.ensure_shape(gradient, shape))
     return checked

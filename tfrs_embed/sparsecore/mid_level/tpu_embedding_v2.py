@@ -285,8 +285,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
 
         Raises:
             RuntimeError: nothing has been built, or a table has no optimizer.
-            ValueError: another structure or shape, or not a Tensor.
-            TypeError: gradients that are not float32.
+            ValueError: another structure, or no float32 Tensor of the shape.
         """
         if not self._built:
             raise RuntimeError(

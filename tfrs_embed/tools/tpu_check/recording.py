@@ -50,21 +50,20 @@ class Recorder:
         self.ended: list[str] = []
         #: The text of another error that stopped the code, or None.
         self.ended_by: str | None = None
-        self._known: dict[int, Recorded] = {}
 
     def add(self, function: Any) -> None:
         """Records a called ConcreteFunction; raises at its second call."""
-        known = self._known.get(id(function))
-        if known is not None:
-            if known.name not in self.ended:
-                self.ended.append(known.name)
-            raise EndOfRecording(known.name)
+        for known in self.functions:
+            if known.function is function:
+                if known.name not in self.ended:
+                    self.ended.append(known.name)
+                raise EndOfRecording(known.name)
         name = _name(function)
         taken = sum(_name(f.function) == name for f in self.functions)
         # Two functions may have one name; one may have been traced twice.
-        found = Recorded(f"{name}_{taken + 1}" if taken else name, function)
-        self._known[id(function)] = found
-        self.functions.append(found)
+        if taken:
+            name = f"{name}_{taken + 1}"
+        self.functions.append(Recorded(name, function))
 
 
 @contextlib.contextmanager
