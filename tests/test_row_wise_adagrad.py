@@ -97,23 +97,6 @@ def test_a_wrong_setting_is_an_error_that_names_it(arguments, error, message):
 
 
 @on("keras:3", tier="more")
-def test_keras_stores_it_in_the_config_of_a_layer_of_ones_own():
-    saving = keras.saving
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.5)
-    for rate in (0.3, np.float32(0.25), schedule):
-        optimizer = RowWiseAdagrad(rate, 0.1, 1e-3)
-        stored = json.loads(
-            json.dumps(saving.serialize_keras_object(optimizer))
-        )
-        again = saving.deserialize_keras_object(stored)
-        assert type(again) is RowWiseAdagrad
-        assert again.get_config() == optimizer.get_config()
-    for rate in (tf.Variable(0.3), lambda: 0.3):
-        with pytest.raises(ValueError, match=r"RowWiseAdagrad's learning_rate"):
-            RowWiseAdagrad(rate).get_config()
-
-
-@on("keras:3", tier="more")
 def test_a_layers_config_has_the_rate_that_was_assigned():
     layer = trained(RowWiseAdagrad(0.3, epsilon=1e-3))
     layer.table_optimizers["t"].learning_rate = 0.125

@@ -22,7 +22,6 @@ from tfrs_embed.layers import (
     other_keras,
     partial_tpu_embedding,
 )
-from tfrs_embed.optimizers.conversion import DECLARED
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -77,9 +76,6 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
 
 
 _register = tf_keras.saving.register_keras_serializable("tfrs_embed")
-# Configs of users' own layers may contain one.
-for _declared in DECLARED:
-    _register(_declared)
 
 
 @_register

@@ -54,7 +54,6 @@ from tfrs_embed.layers import (
     engine_layer,
     partial_tpu_embedding,
 )
-from tfrs_embed.optimizers.conversion import DECLARED
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -259,9 +258,6 @@ def _refuse_strategy(kind: str, name: str | None) -> None:
 
 
 _register = keras.saving.register_keras_serializable("tfrs_embed")
-# Configs of users' own layers may contain one.
-for _declared in DECLARED:
-    _register(_declared)
 
 
 @_register

@@ -32,8 +32,6 @@ from tfrs_embed.optimizers.rules import (
     UpdateRule,
 )
 
-#: This package's optimizers.
-DECLARED: tuple[Any, ...] = tuple(r.declared for r in RULES if r.declared)
 # The rules that are TensorFlow's optimizers, or this package's.
 _OF_CLASS: dict[Any, type[UpdateRule]] = {
     kind: rule for rule in RULES if (kind := rule.tpu or rule.declared)
@@ -105,11 +103,11 @@ def convert(
             return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
     given = type(optimizer)
+    ours = [rule.declared.__name__ for rule in RULES if rule.declared]
     message = (
         f"{where}: {given.__module__}.{given.__name__} can't train a table; "
         f"use {_one_of([*_OF_KERAS])} of {wanted}.optimizers, "
-        f"{TPU_OPTIMIZERS}, or {_one_of([kind.__name__ for kind in DECLARED])} "
-        "of tfrs_embed.optimizers."
+        f"{TPU_OPTIMIZERS}, or {_one_of(ours)} of tfrs_embed.optimizers."
     )
     if own is not None and own.__name__ != wanted:
         names = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from tfrs_embed.compat import kerases
 from tfrs_embed.compat.arguments import convert_fields, number
-from tfrs_embed.optimizers.learning_rate import (
-    LearningRate,
-    restored,
-    stored,
-)
+from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
 #: The names of optimizers with their defaults: those of
@@ -161,28 +155,3 @@ class RowWiseAdagrad:
                 f"{name}: initial_accumulator_value or epsilon must be above "
                 "0, as a gradient of zeros would give 0 / 0."
             )
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of an equal optimizer, JSON-able.
-
-        Returns:
-            The arguments by name; a schedule as its Keras stores it.
-
-        Raises:
-            ValueError: the learning rate is a callable or a variable.
-        """
-        rate = stored(self.learning_rate, type(self).__name__)
-        return {**vars(self), "learning_rate": rate}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Makes an optimizer from the result of `get_config`.
-
-        Args:
-            config: the arguments by name.
-
-        Returns:
-            The optimizer.
-        """
-        rate = restored(config["learning_rate"], kerases.default())
-        return cls(**{**config, "learning_rate": rate})
