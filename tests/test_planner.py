@@ -31,6 +31,7 @@ from tfrs_embed.engines import data_parallel
 from tfrs_embed.tools.planner import (
     batches,
     cost,
+    parts,
     prediction,
     traffic,
     usage,
@@ -86,17 +87,17 @@ def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
 def predict(demands, places, machine):
     """The cost of a step with each table in its place."""
     slices = [(i, len(p.ranks)) for i, p in enumerate(places) if p.ranks]
-    model = prediction.Model(demands, machine, slices)
     rows, owners, copies = [], [], []
     for i, place in enumerate(places):
         if place.ranks:
             owners.append((len(owners), place.ranks))
         else:
             (rows if place.placement == "row" else copies).append(i)
-    return model.predict(
-        model.rows(tuple(rows)),
-        model.slices.part(owners),
-        model.copies(tuple(copies)),
+    return prediction.predict(
+        machine,
+        parts.Rows(demands).part(tuple(rows)),
+        parts.Slices(demands, slices).part(owners),
+        parts.Copies(demands).part(tuple(copies)),
     )
 
 
@@ -1341,13 +1342,13 @@ def test_the_command(tmp_path, capsys):
         (["batch_size"], 0, "batch_size must be an integer >= 1, got 0"),
         (["size"], 1, "config has the unknown fields ['size']"),
         (["tables", 0, "rows"], "9", "config.tables[0].rows must be an int"),
-        (["tables", 0, "rows"], 0, "config.tables[0]: Table 'users': vocab"),
+        (["tables", 0, "rows"], 0, "Table 'users': vocab"),
         (["tables", 0, "width"], 0, "config.tables[0] has the unknown"),
-        (["tables", 0, "optimizer"], "sdg", "config.tables[0]: Table 'users'"),
+        (["tables", 0, "optimizer"], "sdg", "Table 'users'"),
         (["tables", 0, "name"], "movies", "tables[0] and tables[1] are both"),
         (["features", 2, "table"], "films", "features[2] ('history'): there"),
         (["features", 2, "name"], "user", "features[0] and features[2] are"),
-        (["features", 1, "hotness"], -1, "config.features[1]: Feature 'movie'"),
+        (["features", 1, "hotness"], -1, "Feature 'movie' (table 'movies')"),
         (["features", 1, "hotness"], ..., "config.features[1] lacks"),
         (["features", 0], ..., "tables[0] ('users') has no feature"),
         (["zipf_exponent"], -2, "zipf_exponent must be at least 0"),

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except TablesDontFit as error:
         return fail(error, FAILED)
-    except (TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         return fail(error, WRONG)
     try:
         if args.output is not None:

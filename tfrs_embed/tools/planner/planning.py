@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -260,27 +259,20 @@ def _reason(search: Search, found: Found, index: int) -> str:
     if search.replicas == 1:
         return "one replica"
     mine = found.candidates[index]
-    nearest: tuple[float, str] | None = None
-    unfit = []
-    for kind in itertools.product(PLACEMENTS, (False, True)):
-        choices = [
-            (*found.choice[:index], i, *found.choice[index + 1 :])
-            for i, c in enumerate(search.options[index])
-            if (c.placement, c.hot) == kind != (mine.placement, mine.hot)
-        ]
-        if not choices:
-            continue
-        other = best_of(map(search.evaluate, choices))
-        if other.excess:
-            unfit.append("row with hot rows" if kind[1] else kind[0])
-            continue
-        more = other.seconds - found.seconds
-        each = max(more, 0.0), str(other.candidates[index])
-        nearest = each if nearest is None else min(nearest, each)
+    others: dict[str, list[Found]] = {}
+    for i, each in enumerate(search.options[index]):
+        if (each.placement, each.hot) != (mine.placement, mine.hot):
+            choice = (*found.choice[:index], i, *found.choice[index + 1 :])
+            kind = "row with hot rows" if each.hot else each.placement
+            others.setdefault(kind, []).append(search.evaluate(choice))
+    best = {kind: best_of(each) for kind, each in others.items()}
+    fitting = [each for each in best.values() if not each.excess]
     parts = []
-    if nearest is not None:
-        parts.append(f"{nearest[1]} takes {format_seconds(nearest[0])} more")
-    if unfit:
+    if fitting:
+        nearest = best_of(fitting)
+        more = format_seconds(max(nearest.seconds - found.seconds, 0.0))
+        parts.append(f"{nearest.candidates[index]} takes {more} more")
+    if unfit := [kind for kind, each in best.items() if each.excess]:
         doesnt = "doesn't" if len(unfit) == 1 else "don't"
         parts.append(f"{', '.join(unfit)} {doesnt} fit")
     return "; ".join(parts)

@@ -14,20 +14,21 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.plan import PLACEMENTS
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
 from tfrs_embed.tools.planner.cost import move_time
-from tfrs_embed.tools.planner.parts import Owners, Part
-from tfrs_embed.tools.planner.prediction import Model, Prediction
+from tfrs_embed.tools.planner.parts import Copies, Owners, Part, Rows, Slices
+from tfrs_embed.tools.planner.prediction import Prediction, predict, step_time
 
 T = TypeVar("T")
 #: For each table, the index of its candidate in `Search.options`.
 Choice = tuple[int, ...]
 _EXHAUSTIVE = 700  # Of up to so many choices all are tried.
+_MOST_KEPT = 3 * 10**6  # The parts that are cached, times the replicas.
 _MOST_SWAPS = 4000  # Of up to so many moves of slices all are tried.
 
 
@@ -79,7 +80,7 @@ class Found(NamedTuple):
     @property
     def places(self) -> tuple[Place, ...]:
         """Each table's place."""
-        kinds = self.search.model.slices.kinds
+        kinds = self.search.slices.kinds
         ranks = {kinds[member][0]: each for member, each in self.owners}
         return tuple(
             Place(
@@ -96,8 +97,8 @@ class Found(NamedTuple):
     def prediction(self) -> Prediction:
         """The cost of a step."""
         rows, copies, _ = self.search.parts(self.choice)
-        model = self.search.model
-        return model.predict(rows, model.slices.part(self.owners), copies)
+        slices = self.search.slices.part(self.owners)
+        return predict(self.search.hardware, rows, slices, copies)
 
 
 def best_of(choices: Iterable[Found]) -> Found:
@@ -134,7 +135,12 @@ class Search:
                 else:
                     members.append((1, i))
             self._members.append(members)
-        self.model = Model(demands, hardware, slices)
+        self.slices = Slices(demands, slices)
+        keep = functools.lru_cache(max(1000, _MOST_KEPT // self.replicas))
+        self._rows: Callable[[tuple[int, ...]], Part]
+        self._rows = keep(Rows(demands).part)
+        self._copies: Callable[[tuple[int, ...]], Part]
+        self._copies = keep(Copies(demands).part)
         # Each member's slices, and a slice's bytes and seconds.
         self._pieces = [
             (
@@ -144,7 +150,7 @@ class Search:
             )
             for i, count in slices
         ]
-        self._placed = functools.lru_cache(self.model.kept)(self._new_placed)
+        self._placed = keep(self._new_placed)
         self._found: dict[Choice, Found] = {}
 
     def evaluate(self, choice: Choice) -> Found:
@@ -173,7 +179,7 @@ class Search:
             kind, member = of_table[i]
             members[kind].append(member)
         rows, copies, slices = map(tuple, members)
-        return self.model.rows(rows), self.model.copies(copies), slices
+        return self._rows(rows), self._copies(copies), slices
 
     def fits(self, found: Found) -> bool:
         """Whether no replica holds more than the limit."""
@@ -286,7 +292,7 @@ class Search:
         most, excess = int(memory.max()), 0
         if self.limit is not None and most > self.limit:
             excess = int((memory - self.limit).clip(0).sum())
-        seconds = self.model.time(*parts).seconds
+        seconds = step_time(self.hardware, *parts).seconds
         return Found(self, choice, owners, most, excess, seconds)
 
     def _new_placed(
@@ -318,7 +324,7 @@ class Search:
                 left[rank] -= size
             owned[member] = tuple([rank for _, rank in taken])
         owners = tuple([(member, owned[member]) for member in slices])
-        return owners, self.model.slices.part(owners)
+        return owners, self.slices.part(owners)
 
     def move_owners(self, found: Found) -> Found:
         """Moves slices to other ranks while this lowers the key.
@@ -331,7 +337,7 @@ class Search:
         rows, copies, _ = self.parts(found.choice)
         while True:
             for owners in _other_owners(found.owners, self.replicas):
-                part = self.model.slices.part(owners)
+                part = self.slices.part(owners)
                 other = self._found_at(found.choice, rows, owners, part, copies)
                 if other.key < found.key:
                     found = other
