@@ -195,16 +195,13 @@ def _table(variable: str, keys: _File, files: Mapping[str, _File]) -> Table:
 
 def _sorted(keys: _File) -> tuple[np.ndarray, np.ndarray]:
     """The keys, ascending, and their positions in the file."""
-    try:
-        values = keys.all()
-        if values.size and values.max() > np.iinfo(np.int64).max:
-            raise ValueError(
-                f"'{keys.path}' has the key {values.max()}, which is no int64."
-            )
-        order = np.argsort(values, kind="stable")
-        values = values[order].astype(np.int64)
-    except MemoryError as error:
-        raise MemoryError(f"the keys in '{keys.path}': {error}") from error
+    values = keys.all()
+    if values.size and values.max() > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"'{keys.path}' has the key {values.max()}, which is no int64."
+        )
+    order = np.argsort(values, kind="stable")
+    values = values[order].astype(np.int64)
     twice = np.flatnonzero(values[1:] == values[:-1])
     if twice.size:
         raise ValueError(
