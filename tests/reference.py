@@ -154,11 +154,12 @@ class Reference:
             and len(feature.output_shape) == ids.ndim - 1
         ):
             shape = ids.shape[:-1]
+        size = math.prod(ids.shape[len(shape) :])
         bags = [
             list(zip(i, w, strict=True))
             for i, w in zip(
-                ids.reshape(int(np.prod(shape)), -1).tolist(),
-                weights.reshape(int(np.prod(shape)), -1).tolist(),
+                ids.reshape(-1, size).tolist(),
+                weights.reshape(-1, size).tolist(),
                 strict=True,
             )
         ]
@@ -190,7 +191,7 @@ class Reference:
                 gains = self.gains(table.combiner, bag)
                 for (i, _), gain in zip(bag, gains, strict=True):
                     vectors[b] += gain * table.rows[i]
-            outputs[name] = vectors.reshape(*shape, -1)
+            outputs[name] = vectors.reshape(*shape, table.rows.shape[1])
         return outputs
 
     def row_gradients(self, ids, weights, gradients):
@@ -200,7 +201,7 @@ class Reference:
             table = self.tables[feature.table]
             _, bags = self.bags(name, ids[name], weights[name])
             gradient = np.asarray(gradients[name], np.float64)
-            gradient = gradient.reshape(len(bags), -1)
+            gradient = gradient.reshape(len(bags), table.rows.shape[1])
             for b, bag in enumerate(bags):
                 gains = self.gains(table.combiner, bag)
                 for (i, _), gain in zip(bag, gains, strict=True):

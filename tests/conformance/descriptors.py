@@ -33,18 +33,26 @@ KINDS = {
     "ragged_shaped": {"output_shape": (BATCH,)},
     "ragged_positions": {"output_shape": (BATCH, 4)},
 }
+#: The options of all kinds.
+OPTIONS = {**KINDS, "bags": {"output_shape": (None,)}}
+#: Those that batches of any size have: large bags are exchanged by vectors.
+UNEVEN = ("dense", "bags", "ragged")
 #: Three for all, where the kinds are not what is tested: tracing features is
 #: what most of these tests' time goes to.
 FEW = ("dense", "ragged", "sparse_sequence")
 
-DENSE_SHAPES = {
-    "scalar": (),
-    "dense": (BATCH,),
-    "matrix": (BATCH, 4),
-    # So many that replicas exchange vectors instead of rows.
-    "combined": (BATCH, 24),
-    "combined_cube": (BATCH, 2, 3),
-}
+
+def dense_shapes(batch=BATCH):
+    """The shape of each dense kind's ids."""
+    return {
+        "scalar": (),
+        "dense": (batch,),
+        "matrix": (batch, 4),
+        # So many that replicas exchange vectors instead of rows.
+        "combined": (batch, 24),
+        "combined_cube": (batch, 2, 3),
+        "bags": (batch, 48),
+    }
 
 
 class Optimizer(NamedTuple):
@@ -178,6 +186,9 @@ ENGINES = {
     "two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(group=2),
     "dynamic_two_stages": _by_key(_PARTIAL, "sharded, by key")._replace(
         group=2
+    ),
+    "hot_rows_two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+        hot=(3, 2), group=2
     ),
     "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
@@ -324,6 +335,12 @@ TABLES = {
             )
             for i in range(len(OPTIMIZERS))
         ),
+    ),
+    # With fewer rows than replicas.
+    "one_row": _own_optimizers(
+        ("adagrad", "adagrad"),
+        TableCase(1, 32, kinds=UNEVEN),
+        TableCase(1, 5, "sum", kinds=UNEVEN),
     ),
     # Widths that are cut into slices, on up to four replicas.
     "even_widths": _own_optimizers(

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from conformance.descriptors import (
     BATCH,
-    DENSE_SHAPES,
     ENGINES,
-    KINDS,
     OPTIMIZERS,
+    OPTIONS,
+    dense_shapes,
     large_and_small,
 )
 from fronts import layers
@@ -65,13 +65,13 @@ def build(engine, tables=None, per_table=False, **options):
         own = optimizers[table] if per_table else None
         config = case.config(table, own, ENGINES[engine].keys, place, hot)
         for kind in case.kinds:
-            name, shape = f"{table}_{kind}", KINDS[kind]
+            name, shape = f"{table}_{kind}", OPTIONS[kind]
             if layer_class is layers.DistributedEmbedding:
                 if kind == "scalar":
                     continue  # It has no batch.
                 if kind == "matrix":
                     shape = {"output_shape": (BATCH,)}
-            features[name] = _feature(name, config, KINDS[kind])
+            features[name] = _feature(name, config, OPTIONS[kind])
             described[name] = Feature(table, **shape)
     store = ENGINES[engine].store or MemoryRows
     group = ENGINES[engine].group
@@ -131,24 +131,25 @@ def kind_of(feature):
     return feature.split("_", 1)[1]
 
 
-def make_ids(rng, kind, rows, low=0):
+def make_ids(rng, kind, rows, low=0, batch=BATCH):
     """Random ids in [low, rows): duplicates and empty rows included."""
 
     def draw(*size):
         return rng.integers(low, rows, size)
 
-    if kind in DENSE_SHAPES:
+    if kind in dense_shapes():
         dtype = np.int32 if kind == "matrix" else np.int64
-        return np.asarray(draw(*DENSE_SHAPES[kind]), dtype)
-    lengths = rng.integers(0, 6, BATCH)
-    lengths[rng.integers(BATCH)] = 0
+        return np.asarray(draw(*dense_shapes(batch)[kind]), dtype)
+    lengths = rng.integers(0, 6, batch)
+    if batch:
+        lengths[rng.integers(batch)] = 0
     if kind.startswith("ragged"):
         return Ragged([draw(n).tolist() for n in lengths])
     cells = {}
     for row, length in enumerate(lengths):
         for column in rng.choice(6, size=length, replace=False):
             cells[row, int(column)] = int(draw())
-    return Sparse(cells, (BATCH, 6))
+    return Sparse(cells, (batch, 6))
 
 
 def make_weights(rng, ids):
@@ -169,7 +170,7 @@ def make_weights(rng, ids):
     return Sparse(cells, ids.shape, "float32")
 
 
-def make_step(rng, reference, weighted):
+def make_step(rng, reference, weighted, batch=BATCH):
     """Random ids, weights and gradients of the activations, by feature.
 
     Some ids are outside of their tables where the reference takes these.
@@ -178,18 +179,24 @@ def make_step(rng, reference, weighted):
     ids, weights, gradients = {}, {}, {}
     for name, feature in reference.features.items():
         rows = len(reference.tables[feature.table].rows) + beyond
-        ids[name] = make_ids(rng, kind_of(name), rows, low)
+        ids[name] = make_ids(rng, kind_of(name), rows, low, batch)
         weights[name] = make_weights(rng, ids[name]) if weighted else None
     for name, output in reference.lookup(ids, weights).items():
         gradients[name] = rng.normal(size=output.shape).astype(np.float32)
     return ids, weights, gradients
 
 
-def make_steps(rng, reference, weighted, strategy):
-    """A step's ids, weights and gradients for each replica."""
+def make_steps(rng, reference, weighted, strategy, sizes=(BATCH,)):
+    """A step's ids, weights and gradients for each replica.
+
+    Args:
+        rng, reference, weighted: as those of `make_step`.
+        strategy: the layer's.
+        sizes: of replicas' batches, in turns.
+    """
     return [
-        make_step(rng, reference, weighted)
-        for _ in range(strategy.num_replicas_in_sync)
+        make_step(rng, reference, weighted, sizes[i % len(sizes)])
+        for i in range(strategy.num_replicas_in_sync)
     ]
 
 
@@ -269,18 +276,22 @@ def train(
     weighted=True,
     pipelined=False,
     change=None,
+    sizes=(BATCH,),
     **tolerance,
 ):
     """Trains a layer and its reference side by side; returns the last batches.
 
     Pipelined, lookup i sees the updates of steps 0 to i - 2, and the reference
     is given the last one at the end, as a layer is when it is read.
-    `change(i, batches)` changes the random batches of step i.
+    `change(i, batches)` changes the random batches of step i, whose replicas
+    have batches of `sizes` in turns.
     """
     rng = np.random.default_rng(seed)
     deferred = None
     for i in range(steps):
-        batches = make_steps(rng, reference, weighted, strategy)
+        # Of other replicas in each step.
+        turned = [sizes[(i + k) % len(sizes)] for k in range(len(sizes))]
+        batches = make_steps(rng, reference, weighted, strategy, turned)
         if change:
             change(i, batches)
         sums = check_step(step, reference, batches, **tolerance)

@@ -12,11 +12,13 @@ import pytest
 import tensorflow as tf
 
 from conformance.descriptors import (
+    BATCH,
     ENGINES,
     FEW,
     KINDS,
     OPTIMIZERS,
     TABLES,
+    UNEVEN,
     large_and_small,
 )
 from conformance.harness import (
@@ -55,6 +57,7 @@ class Case:
         kernels: whether the compiled kernels must be there, are turned off, or
             None: it makes no difference here.
         dtype: the tables'; not of those of `tables`.
+        sizes: of replicas' batches, in turns.
         nightly: whether only `make nightly` runs it.
     """
 
@@ -68,6 +71,7 @@ class Case:
     tables: str | None = None
     kernels: bool | None = None
     dtype: str = "float32"
+    sizes: tuple[int, ...] = (BATCH,)
     nightly: bool = False
 
     def __str__(self):
@@ -80,6 +84,7 @@ class Case:
             self.tables or kinds.get(self.kinds, "+".join(self.kinds)),
             self.mode,
             "" if self.dtype == "float32" else self.dtype,
+            "" if self.sizes == (BATCH,) else "uneven",
             {True: "kernels", False: "tensorflow"}.get(self.kernels),
         ]
         return "-".join(word for word in words if word)
@@ -119,6 +124,7 @@ class Case:
             strategy,
             self.steps,
             weighted=self.weighted,
+            sizes=self.sizes,
             **self.tolerance,
             **options,
         )
@@ -198,11 +204,20 @@ def of_any_world(case):
     return with_kernels(case) and ENGINES[case.engine].group == 1
 
 
+#: Batches of replicas with fewer samples, and with none.
+SIZES = (BATCH, 0, 3)
+
+
+def uneven(engine, **options):
+    """A case of batches of different sizes, some of them empty."""
+    return Case(engine, kinds=UNEVEN, steps=3, sizes=SIZES, **options)
+
+
 # Two stages need groups of two.
 STAGES = on(
     "mirrored:4",
     tier="more",
-    when=lambda case: with_kernels(case) and case.engine == "two_stages",
+    when=lambda case: with_kernels(case) and ENGINES[case.engine].group > 1,
 )
 
 
@@ -306,6 +321,16 @@ def test_lookup(case, strategy):
             Case(engine, kinds=FEW, steps=3, dtype="bfloat16")
             for engine in ("hot_rows", "columns_and_copies")
         ),
+        *(
+            uneven(engine)
+            for engine in (
+                "sharded",
+                "columns_and_copies",
+                "hot_rows",
+                "two_stages",
+                "hot_rows_two_stages",
+            )
+        ),
     ],
     tpu=[
         Case("sparse"),
@@ -346,6 +371,10 @@ def test_training(case, strategy):
         Case("dynamic", None, None, True, tables="width_4"),
     ),
     replicas=both(
+        *(
+            Case(engine, None, None, tables="one_row", sizes=SIZES)
+            for engine in ("sharded", "columns_and_copies")
+        ),
         Case("sharded", None, None, tables="two_widths", steps=3),
         Case("dynamic_sharded", None, None, tables="two_widths", steps=3),
         Case("two_stages", None, None, tables="two_widths", steps=3),

@@ -14,7 +14,6 @@ from helpers import differentiate
 from plans import on
 from reference import Ragged
 from strategies.replicas import distribute, local, local_ids
-from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
 
@@ -206,25 +205,6 @@ def test_a_partial_call_trains_what_it_has(strategy):
             assert (rows != before[name]).any() == (name in names), name
         before = after
     assert_copies_are_the_rows(layer)
-
-
-@on("mirrored:2", "mirrored:4", tier="more")
-def test_two_stages_and_one_train_alike(strategy, monkeypatch):
-    if strategy.num_replicas_in_sync < 4:
-        pytest.skip("groups of two need four replicas")
-    found = []
-    for size in (1, 2):
-        monkeypatch.setattr(
-            row_exchange, "first_stage", lambda *_, size=size: size
-        )
-        layer = make_layer(strategy)
-        step = stepper(strategy, layer)
-        for i in range(2):
-            step(batches_of(strategy, i)[0])
-        assert_copies_are_the_rows(layer)
-        found.append([np.asarray(t) for t in layer.embedding_tables.values()])
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
 @on("mirrored:2", tier="more")

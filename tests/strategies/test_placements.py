@@ -103,36 +103,6 @@ def assert_equal(found, expected, **tolerance):
         )
 
 
-@on("mirrored:4", "workers:3", tier="more")
-def test_all_places_train_alike(strategy):
-    """Batches of different sizes, one of them empty."""
-    steps = [batches_of(strategy, seed, (5, 0, 3)) for seed in range(3)]
-    found = {}
-    for place in PLACES:
-        layer = make_layer(strategy, place)
-        step = trained_by(layer, strategy)
-        for batches in steps:
-            step(batches)
-        found[place] = values(layer)
-    for place in PLACES[1:]:
-        assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
-
-
-@on("mirrored:4", "workers:3", tier="more")
-def test_places_of_tables_with_fewer_rows_than_replicas_train_alike(strategy):
-    batches = batches_of(strategy, 0, (3, 0), rows=1)
-    found = {}
-    for place in PLACES[:-1]:  # All rows can't be hot.
-        layer = make_layer(strategy, place, rows=1)
-        trained_by(layer, strategy)(batches)
-        found[place] = values(layer)
-        table = layer.tables["item"].variables["parameters"]
-        table.assign([range(5)])
-        np.testing.assert_array_equal(table, [range(5)])
-    for place in PLACES[1:-1]:
-        assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
-
-
 @on("mirrored:2", tier="more")
 def test_places_are_reported(strategy):
     engines = {

@@ -1,14 +1,12 @@
 """Tables by row whose bags are exchanged by vectors, beside those by rows."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
 from plans import on
 from strategies.replicas import distribute, local
-from tfrs_embed.engines import row_wise
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 
@@ -75,34 +73,6 @@ def trained_by(layer, strategy, weighted=False):
 
     return lambda batches: local(
         strategy, function(distribute(strategy, batches))
-    )
-
-
-@on("mirrored:2", "workers:3", tier="more", when=lambda weighted: not weighted)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_both_exchanges_train_alike(strategy, monkeypatch, weighted):
-    """Batches of different sizes, some without examples."""
-    results = []
-    for by_vectors in (True, False):
-        if not by_vectors:
-            monkeypatch.setattr(row_wise, "vectors_are_less", lambda *a: False)
-        layer = make_layer(strategy)
-        step = trained_by(layer, strategy, weighted)
-        outputs = []
-        for seed, sizes in enumerate([(5, 0, 3), (0,), (2, 4)]):
-            outputs.append(step(draw(strategy, seed, sizes)))
-        counted = layer._engine_layer.engine.traffic()[0].collectives
-        # A consensus; 3 of vectors and 3 of the width that has single ids, or
-        # of both widths.
-        assert counted == 3 * 7
-        results.append(
-            (outputs, {n: t.numpy() for n, t in layer.embedding_tables.items()})
-        )
-    tf.nest.map_structure(
-        lambda one, other: np.testing.assert_allclose(
-            one, other, rtol=1e-5, atol=1e-5
-        ),
-        *results,
     )
 
 
