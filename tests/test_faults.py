@@ -65,7 +65,12 @@ def undisturbed(start, tmp_path_factory):
 
 @nightly(lambda fault: fault == "worker 1 stops in a step")
 @pytest.mark.parametrize(
-    "fault", ["killed", "worker 1 stops in a step", "raised"]
+    "fault",
+    [
+        "killed",
+        "worker 1 stops in a step",
+        pytest.param("raised", marks=pytest.mark.more),
+    ],
 )
 def test_the_others_end_and_the_job_resumes(
     start, tmp_path, fault, undisturbed
@@ -188,6 +193,7 @@ def test_bad_timeouts_are_refused(seconds):
         tfrs_embed.set_heartbeat_timeout(seconds)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -212,6 +218,7 @@ def test_workers_that_build_other_tables_are_noticed(
         assert (waited in cluster.output(0)) == (fault == "missing")
 
 
+@pytest.mark.more
 @nightly(lambda fault: fault == "reads another")
 @pytest.mark.parametrize(
     ("fault", "actions"),
@@ -270,19 +277,15 @@ ORDERS = [
     for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
 ]
 ORDERS.append(("builds one less", "variables", 2))
-#: One each of what builds, calls and programs may differ in.
-KINDS = (
-    "builds one more at first",
-    "calls in another order",
-    "runs without kernels",
-)
+#: In `make test`.
+OFTEN = "calls in another order"
 
 
 @pytest.mark.parametrize(
     ("fault", "placement", "workers"),
     [
         pytest.param(
-            *order, marks=() if order[0] in KINDS else pytest.mark.more
+            *order, marks=() if order[0] == OFTEN else pytest.mark.more
         )
         for order in ORDERS
     ],

@@ -7,6 +7,7 @@ import tf_keras
 
 import tfrs_embed
 from helpers import differentiate, operations_run
+from plans import nightly
 from tfrs_embed import kernels
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -142,6 +143,7 @@ def assert_close(found, expected):
 
 # TensorFlow cuts up to 16 parts with an operation each, more with one, and
 # asks for their shapes where the batch's size isn't known.
+@nightly(lambda way, features: features > 4 and way is not concat_among_others)
 @pytest.mark.parametrize(
     ("way", "features", "batch"),
     [(way, *sizes) for way in WAYS for sizes in [(4, None), (20, BATCH)]]

@@ -21,6 +21,7 @@ from compared_keys import (
     run_random_stream,
 )
 from dynamic_reference import shard_of
+from nightly import ALL
 from plans import nightly, without_kernels
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
@@ -91,7 +92,7 @@ def run(compared, stream):
 
 
 @settings(
-    max_examples=150,
+    max_examples=150 if ALL else 50,
     deadline=None,
     derandomize=True,
     database=None,
@@ -104,13 +105,20 @@ def test_random_streams(rules, stream):
 
 @pytest.mark.parametrize("capacity", [2, 7, 50, 1500])
 def test_random_sizes(capacity):
-    for seed in range(4 if capacity > 1000 else 25):
+    few = 4 if capacity > 1000 else 25
+    for seed in range(few if ALL else few // 4):
         rng = np.random.default_rng([seed, capacity])
         run_random_stream(rng, capacity, 20)
 
 
 # So many rows that the order of eviction is looked for in parts.
 @nightly(without_kernels)
+# By day each policy and each admission once.
+@nightly(
+    lambda policy, admission: (
+        POLICIES[1:].index(policy) != ADMISSIONS.index(admission)
+    )
+)
 @pytest.mark.parametrize("admission", ADMISSIONS, ids=str)
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
 def test_long_streams(policy, admission):
@@ -131,6 +139,7 @@ def test_long_streams(policy, admission):
     assert compared.reference.total[1] > 0 or not rules.evicts
 
 
+@nightly(without_kernels)
 def test_a_full_table_evicts_for_hundreds_of_steps():
     for by in ("lru", "lfu"):
         rules = KeyRules(4000, 4000, 1, policy=by, evicts=True)
