@@ -159,9 +159,12 @@ def both(*cases):
     ]
 
 
-# "sharded" and "columns" are tested with all kinds of ids, which other engines
-# turn into rows as these do.
+# "sharded" is tested with all kinds of ids, which other engines turn into rows
+# as it does.
 KINDS_OF_OTHERS = tuple(KINDS) if ALL else FEW
+KINDS_OF_SLICES = (
+    tuple(KINDS) if ALL else ("scalar", "combined", "ragged", "sparse_sequence")
+)
 pytestmark = [
     on(
         "mirrored:2",
@@ -252,7 +255,10 @@ def case(request):
         Case("arrays", "sgd", mode="eager"),
     ],
     replicas=[Case(e, "sgd", kinds=FEW) for e in ("keras", "sharded_small")],
-    tpu=[Case(e, "sgd", kinds=FEW) for e in ("sparse_small", "dense_keras")],
+    tpu=[
+        Case("sparse_small", "sgd", kinds=FEW),
+        *nightly(Case("dense_keras", "sgd", kinds=FEW)),
+    ],
 )
 @OTHERS
 def test_lookup(case, strategy):
@@ -285,12 +291,12 @@ def test_lookup(case, strategy):
                     ("distributed", "sqrtn", True, "eager"),
                 )
             ),
-            Case("dynamic", steps=3),
+            Case("dynamic", kinds=KINDS_OF_OTHERS, steps=3),
             Case("distributed", combiner="sqrtn", steps=3),
             Case("partial", kinds=FEW, steps=3, dtype="bfloat16"),
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),
         ),
-        Case("arrays", steps=3),
+        Case("arrays", kinds=KINDS_OF_OTHERS, steps=3),
         Case("arrays", "adam", kinds=FEW, mode="eager"),
         Case("arrays", "row_wise_adagrad", kinds=FEW, dtype="bfloat16"),
         *(
@@ -315,7 +321,7 @@ def test_lookup(case, strategy):
         *nightly(Case("dynamic_two_stages", "adam", "sqrtn", kinds=FEW)),
         Case("hot_rows", kinds=KINDS_OF_OTHERS, steps=3),
         Case("distributed_hot_rows", kinds=FEW, steps=3),
-        Case("columns"),
+        Case("columns", kinds=KINDS_OF_OTHERS),
         Case("distributed_columns", kinds=FEW, steps=3),
         *(
             Case(engine, kinds=FEW, steps=3, dtype="bfloat16")
@@ -333,9 +339,9 @@ def test_lookup(case, strategy):
         ),
     ],
     tpu=[
-        Case("sparse"),
+        Case("sparse", kinds=KINDS_OF_OTHERS),
         # Its small table is replicated, so that both see all kinds.
-        Case("distributed_sparse"),
+        Case("distributed_sparse", kinds=KINDS_OF_SLICES),
         Case("dense", kinds=("scalar", "matrix")),
         Case("distributed_dense", kinds=FEW),
     ],
@@ -522,8 +528,8 @@ def test_gradients_of_keras_tables(case, strategy):
         *nightly(Case("two_stages", "adam", "sqrtn", kinds=FEW)),
     ],
     tpu=[
-        Case(engine, "adam", kinds=FEW, steps=1)
-        for engine in ("sparse", "dense")
+        Case("sparse", "adam", kinds=FEW, steps=1),
+        *nightly(Case("dense", "adam", kinds=FEW, steps=1)),
     ],
 )
 @STEPS
