@@ -259,10 +259,11 @@ wheels: $(WHEELS_VENV)/tools/.installed
 wheels: ## Build dist/*.whl with kernels for each TensorFlow, and try it there
 	$(WHEELS_VENV)/tools/bin/python tools/wheels/run.py $(ARGS)
 
+# BAZEL_TESTS="//tests:test_rules" for some tests.
 bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && \
 	$(BAZEL) $(BAZEL_STARTUP) build //... && \
-	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
+	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) $(or $(BAZEL_TESTS),//...)
 
 clean: ## Remove what these targets made, .venv too
 	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) $(WHEELS_VENV) .build dist site
