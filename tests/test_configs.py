@@ -157,7 +157,7 @@ def test_hot_rows_are_kept_in_a_config(ids):
     "kind", [initializers.RandomNormal, tf.random_normal_initializer]
 )
 def test_an_initializer_class_is_an_error_that_asks_for_an_instance(kind):
-    message = rf"'user': initializer .*{kind.__name__}\(\)"
+    message = rf"'user': initializer must be an instance.*{kind.__name__}"
     with pytest.raises(TypeError, match=message):
         table(initializer=kind)
     config = tpu.TableConfig(10, 4, kind, name="user")
@@ -166,7 +166,7 @@ def test_an_initializer_class_is_an_error_that_asks_for_an_instance(kind):
 
 
 def test_an_initializer_that_cannot_be_called_is_an_error():
-    with pytest.raises(TypeError, match=r"'user': initializer .*list"):
+    with pytest.raises(TypeError, match=r"'user': initializer .*\[0\.0\]"):
         table(initializer=[0.0])
 
 

@@ -65,7 +65,7 @@ BAD_RULES = [
         ValueError,
         "probability .* got nan",
     ),
-    (lambda: ProbabilisticAdmission("x"), ValueError, "probability .* 'x'"),
+    (lambda: ProbabilisticAdmission("x"), TypeError, "probability .* 'x'"),
     (lambda: TimeToLive(0), ValueError, "steps must be an integer >= 1, got 0"),
     (lambda: DynamicKeys(eviction="fifo"), ValueError, "'lru', 'lfu'.*'fifo'"),
     (lambda: DynamicKeys(eviction=5), TypeError, "'lru', 'lfu'.* got 5"),

@@ -108,7 +108,6 @@ try:
         handle_data_util,
         # Initializers that can make a part of a table: those of TF itself.
         init_ops_v2,
-        summary_ops_v2,
     )
 
     # Variables that no strategy makes, and variables without memory.
@@ -169,12 +168,6 @@ try:
 except ImportError:
     # Before TensorFlow 2.20 nothing switches pipelining off.
     embedding_pipelining_state = types.SimpleNamespace(enabled=True)
-
-#: Whether summaries are recorded, under which TensorFlow does not pipeline;
-#: before 2.19 it does.
-is_recording_summaries: Callable[[], Any] = getattr(
-    summary_ops_v2, "is_recording_summaries", lambda: False
-)
 
 
 def traces_shapes() -> bool:

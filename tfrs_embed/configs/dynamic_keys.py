@@ -8,7 +8,6 @@ If no row is free, the eviction rule takes rows from other keys.
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from tfrs_embed.compat.arguments import (
     convert_fields,
     integer,
     integer_or_none,
+    number,
 )
 
 #: The dtypes that keys may have.
@@ -79,19 +79,17 @@ class ProbabilisticAdmission:
 
     Raises:
         ValueError: the probability is out of its range.
+        TypeError: it is no number.
     """
 
     probability: float
 
     def __post_init__(self) -> None:
-        value: Any = self.probability
-        is_number = isinstance(value, numbers.Real)
-        if isinstance(value, bool) or not is_number or not 0 < value <= 1:
-            raise ValueError(
-                "ProbabilisticAdmission: probability must be a number above 0 "
-                f"and at most 1, got {value!r}."
-            )
-        object.__setattr__(self, "probability", float(value))
+        what = "ProbabilisticAdmission: probability"
+        value = number(self.probability, what)
+        if value > 1:
+            raise ValueError(f"{what} must be at most 1, got {value}.")
+        object.__setattr__(self, "probability", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,17 +205,17 @@ class DynamicKeys:
 
     def _check_eviction(self) -> None:
         """Checks `eviction`, and sets `when_full`."""
-        given = self.eviction
-        rule = given.lower() if isinstance(given, str) else given
-        is_function = callable(rule) and not isinstance(rule, type)
-        is_rule = rule is None or isinstance(rule, TimeToLive)
+        rule = self.eviction
+        what = "DynamicKeys: eviction"
         if isinstance(rule, str):
-            is_rule = rule in ("lru", "lfu")
-        if not (is_rule or is_function):
-            kind = ValueError if isinstance(rule, str) else TypeError
-            raise kind(
-                "DynamicKeys: eviction must be 'lru', 'lfu', a TimeToLive, a "
-                f"function or None, got {given!r}."
+            rule = rule.lower()
+            choice(rule, ("lru", "lfu"), what)
+        elif isinstance(rule, type) or not (
+            rule is None or isinstance(rule, TimeToLive) or callable(rule)
+        ):
+            raise TypeError(
+                f"{what} must be 'lru', 'lfu', a TimeToLive, a function or "
+                f"None, got {rule!r}."
             )
         object.__setattr__(self, "eviction", rule)
         choice(self.when_full, _WHEN_FULL, "DynamicKeys: when_full")

@@ -132,15 +132,12 @@ class TableConfig:
         if isinstance(initializer, (str, dict)):
             initializer = kerases.default().initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
-        if isinstance(initializer, type):
+        if isinstance(initializer, type) or not (
+            initializer is None or callable(initializer)
+        ):
             raise TypeError(
-                f"{where}: initializer must be an instance, got the class "
-                f"{initializer.__name__}; write {initializer.__name__}()."
-            )
-        if initializer is not None and not callable(initializer):
-            raise TypeError(
-                f"{where}: initializer must be callable, got "
-                f"{type(initializer).__name__}."
+                f"{where}: initializer must be an instance, a function, a name "
+                f"or None, got {initializer!r}."
             )
         conversion.convert(self.optimizer, where)
         hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
