@@ -19,7 +19,6 @@ _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
 # Bytes after each block: its compression, and a checksum.
 _TRAILER = 5
-_VARINT_BYTES = 10
 
 
 class Index:
@@ -141,13 +140,9 @@ class Index:
         # After the entries: offsets of some entries, and their number.
         count = int.from_bytes(block[-4:], "little")
         end = len(block) - 4 * (count + 1)
-        if len(block) < 4 or end < 0 or count < 1:
-            raise self._damaged("a block is too short")
         at, key = 0, b""
         while at < end:
             shared, others, length, at = _numbers(3, block, at)
-            if shared > len(key) or at + others + length > end:
-                raise self._damaged("an entry does not fit into its block")
             key = key[:shared] + block[at : at + others]
             at += others
             yield key, block[at : at + length]
@@ -169,14 +164,11 @@ def _numbers(count: int, data: bytes, at: int) -> list[int]:
     """Reads numbers of 7 bits per byte; returns them, and the end's offset."""
     numbers = [0] * count
     for place in range(count):
-        for i in range(_VARINT_BYTES):
+        shift, byte = 0, 0x80
+        while byte >= 0x80:
             byte = data[at]
-            at += 1
-            numbers[place] |= (byte & 0x7F) << 7 * i
-            if byte < 0x80:
-                break
-        else:
-            raise ValueError("a number is too long")
+            numbers[place] |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
     return [*numbers, at]
 
 
