@@ -1,6 +1,15 @@
 """The messages of a training step on tables in any places, built in numpy."""
 
+from typing import NamedTuple
+
 import numpy as np
+
+
+class Place(NamedTuple):
+    """A table's placement, and for slices the ranks that hold them."""
+
+    placement: str
+    ranks: tuple[int, ...] = ()
 
 
 def padded(count):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfrs_embed
-from step_messages import padded, simulate
+from step_messages import Place, padded, simulate
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.__main__ import main
 from tfrs_embed.configs import tables as configs
@@ -38,7 +38,7 @@ from tfrs_embed.tools.planner import (
 )
 from tfrs_embed.tools.planner import search as search_module
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
-from tfrs_embed.tools.planner.search import Place, Search
+from tfrs_embed.tools.planner.search import Search
 from tfrs_embed.tools.planner.traffic import FeatureIds
 
 pytestmark = pytest.mark.tools
@@ -601,7 +601,11 @@ def test_the_search_finds_what_trying_all_choices_finds(
             found = Search(demands, hardware(topology), limit).best()
         assert found.excess == best[0]
         ratios.append(found.seconds / best[1])
-        predicted = predict(demands, found.places, hardware(topology))
+        places = [
+            Place(candidate.placement, found.ranks.get(i, ()))
+            for i, candidate in enumerate(found.candidates)
+        ]
+        predicted = predict(demands, places, hardware(topology))
         assert predicted.time.seconds == pytest.approx(found.seconds, rel=1e-12)
         assert predicted.memory.max() == found.most
     assert max(ratios) < 1.014
@@ -646,7 +650,7 @@ def test_owners_are_chosen_by_load_among_those_with_memory():
         search = Search([a, b, c, d], GPUS, limit)
         indices = map(tuple.index, search.options, choice)
         found = search.evaluate(tuple(indices))
-        return [place.ranks for place in found.places]
+        return [found.ranks.get(i, ()) for i in range(4)]
 
     assert owners(None) == [(0,), (1,), (1,), ()]
     limit = d.bytes + b.bytes + a.bytes

@@ -11,9 +11,8 @@ import tfrs_embed
 from helpers import differentiate
 from plans import nightly, on
 from reference import Ragged
-from step_messages import simulate
+from step_messages import Place, simulate
 from strategies.replicas import distribute
-from tfrs_embed.tools.planner.search import Place
 from tfrs_embed.tools.planner.traffic import FeatureIds, exchange_of_ids
 
 pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]

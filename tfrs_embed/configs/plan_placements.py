@@ -123,15 +123,11 @@ def _check_tables(
                 f"Table '{table.name}' has {table.vocabulary_size} rows x "
                 f"{table.dim}, and in the plan {other.rows} x {other.dim}."
             )
-        if table.keys is not None and other.hot_rows:
-            raise ValueError(
-                f"Table '{table.name}' has keys, and in the plan hot rows, "
-                "which tables with keys can't have."
-            )
-        if table.keys is not None and other.placement != "row":
+        if table.keys is not None and str(other) != "row":
             raise ValueError(
                 f"Table '{table.name}' has keys, whose rows are always spread "
-                f"by key, and in the plan is placed by '{other.placement}'."
+                f"by key, without hot rows, and in the plan is placed by "
+                f"'{other}'."
             )
 
 

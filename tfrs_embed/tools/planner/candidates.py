@@ -7,9 +7,9 @@ import functools
 import math
 from typing import NamedTuple
 
+from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.ops.bags import is_wide
-from tfrs_embed.tools.planner import traffic
 from tfrs_embed.tools.planner.traffic import FLOAT
 from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 
@@ -66,7 +66,7 @@ class Demand:
     def message_words(self) -> int:
         """Words of ids that a replica sends to the owner of a slice."""
         return sum(
-            traffic.words_of_piece(f.most_bags, f.most_ids, f.ragged)
+            int(piece_words(f.most_bags, f.most_ids, int(f.ragged), 0))
             for f in self.usage.features
         )
 

@@ -199,9 +199,10 @@ def _plan(
     prediction = found.prediction
     sent = prediction.exchange.bytes
     tables = []
-    for i, (table, demand, place) in enumerate(
-        zip(spec.tables, search.demands, found.places, strict=True)
+    for i, (table, demand, candidate) in enumerate(
+        zip(spec.tables, search.demands, found.candidates, strict=True)
     ):
+        hot = demand.usage.hot if candidate.hot else None
         features = [f.name for f in spec.features if f.table is table]
         tables.append(
             TablePlan(
@@ -212,10 +213,10 @@ def _plan(
                 features=tuple(features),
                 hotness=demand.usage.hotness,
                 unique_share=demand.usage.unique_share,
-                placement=place.placement,  # type: ignore[arg-type]
-                ranks=place.ranks,
+                placement=candidate.placement,  # type: ignore[arg-type]
+                ranks=found.ranks.get(i, ()),
                 reason=_reason(search, found, i),
-                hot_rows=tuple(sorted(place.hot_rows)),
+                hot_rows=tuple(sorted(hot.ids)) if hot else (),
                 optimizer=rule_name(optimizers[table.name]),
                 dtype=table.dtype,
             )

@@ -32,21 +32,6 @@ _MOST_KEPT = 3 * 10**6  # The parts that are cached, times the replicas.
 _MOST_SWAPS = 4000  # Of up to so many moves of slices all are tried.
 
 
-class Place(NamedTuple):
-    """Where a table is.
-
-    Attributes:
-        placement: "row", "table", "column" or "replicated".
-        ranks: of "table" and "column", the ranks that hold its slices, in the
-            order of the columns; else ().
-        hot_rows: of "row", the rows that each replica has a copy of.
-    """
-
-    placement: str
-    ranks: tuple[int, ...] = ()
-    hot_rows: Sequence[int] = ()
-
-
 class Found(NamedTuple):
     """A choice, the owners of its slices, and the cost of a step.
 
@@ -78,20 +63,10 @@ class Found(NamedTuple):
         return tuple(o[c] for o, c in zip(options, self.choice, strict=True))
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Each table's place."""
+    def ranks(self) -> dict[int, tuple[int, ...]]:
+        """The ranks of each table's slices, by the table's index."""
         kinds = self.search.slices.kinds
-        ranks = {kinds[member][0]: each for member, each in self.owners}
-        return tuple(
-            Place(
-                c.placement,
-                ranks.get(i, ()),
-                d.usage.hot.ids if c.hot else (),  # type: ignore[union-attr]
-            )
-            for i, (c, d) in enumerate(
-                zip(self.candidates, self.search.demands, strict=True)
-            )
-        )
+        return {kinds[member][0]: ranks for member, ranks in self.owners}
 
     @property
     def prediction(self) -> Prediction:

@@ -21,7 +21,6 @@ from tfrs_embed.distribution import (
     row_exchange,
     vector_exchange,
 )
-from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
     vectors_are_less,
@@ -92,13 +91,6 @@ def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
     if ragged or not bags or ids % bags:
         return None
     return ids // bags
-
-
-def words_of_piece(
-    bags: int, ids: int, ragged: bool, weighted: bool = False
-) -> int:
-    """Words of a feature's ids in the message to a slice's owner."""
-    return int(piece_words(bags, ids, int(ragged), int(weighted)))
 
 
 def exchange_of_ids(

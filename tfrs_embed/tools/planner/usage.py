@@ -24,7 +24,6 @@ from tfrs_embed.tools.planner.traffic import bag_size
 # in bins, each longer than the one before by a factor.
 _HEAD = 4096
 _BIN = 1.01
-# The golden ratio's multiples modulo 1 are far apart.
 
 
 @dataclasses.dataclass(frozen=True)
