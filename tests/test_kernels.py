@@ -1,15 +1,11 @@
 """Whether the compiled kernels are found, loaded, used and compiled."""
 
-import base64
-import hashlib
-import importlib.metadata
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import venv
 
 import numpy as np
 import pytest
@@ -17,15 +13,15 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import ON_GPU, differentiate
-from tfrs_embed import kernels, progress
+from tfrs_embed import kernels
 from tfrs_embed.kernels import build, files
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder, the only one that builds are looked for in."""
-    monkeypatch.setattr(files, "_searched", lambda: [tmp_path])
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path])
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FROM_WHEEL", tmp_path / "from_wheel")
     monkeypatch.delenv("TFRS_EMBED_KERNELS", raising=False)
     return tmp_path
 
@@ -72,7 +68,7 @@ def test_a_build_for_another_tensorflow_is_not_loaded(folder, unloaded):
     other.write_text("")
     status = kernels.status()
     assert not status.loaded
-    assert f"{other} is for another TensorFlow" in str(status)
+    assert f"this TensorFlow, {tf.__version__} " in str(status)
 
 
 def test_a_build_of_other_sources_is_not_loaded(folder, unloaded):
@@ -88,55 +84,53 @@ def test_a_build_of_other_sources_is_not_loaded(folder, unloaded):
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """The folders of the package, of a wheel's builds and of the cache."""
-    package, cache = tmp_path / "package", tmp_path / "cache"
+    """The folders of the package and of a wheel's builds."""
+    package = tmp_path / "package"
     from_wheel = package / "from_wheel"
-    for made in (from_wheel, cache):
-        made.mkdir(parents=True)
-    monkeypatch.setattr(files, "folders", lambda: [package, cache])
+    from_wheel.mkdir(parents=True)
+    monkeypatch.setattr(files, "FOLDER", package)
     monkeypatch.setattr(files, "FROM_WHEEL", from_wheel)
-    monkeypatch.setattr(files, "_HERE", package)  # Bazel's build is in it.
     monkeypatch.delenv("TFRS_EMBED_KERNELS", raising=False)
-    return package, from_wheel, cache
+    return package, from_wheel
 
 
-def test_a_wheels_build_goes_before_the_cache_and_after_the_package(wheel):
-    package, from_wheel, cache = wheel
-    for folder in (cache, from_wheel, package):
+def test_the_packages_own_build_goes_before_a_wheels(wheel):
+    package, from_wheel = wheel
+    for folder in (from_wheel, package):
         build = folder / files.file_name()
         build.write_text("")
         assert files.find() == build
 
 
 def test_a_wheels_builds_for_other_tensorflows_are_not_loaded(wheel, unloaded):
-    _, from_wheel, _ = wheel
+    _, from_wheel = wheel
     for version in ("2.98.1", "2.98.0"):
         name = f"kernels-tf{version}-x86_64-0123456789ab.so"
         (from_wheel / name).write_text("")
     status = kernels.status()
     assert not status.loaded and status.origin is None
     assert (
-        f"for TensorFlow 2.98.0, 2.98.1, not {tf.__version__}; "
-        "run python -m tfrs_embed.kernels.build" in str(status)
+        "the wheel's are for 2.98.0, 2.98.1 as PyPI has them; run python -m "
+        "tfrs_embed.kernels.build" in str(status)
     )
 
 
 def test_a_wheels_build_for_another_build_of_this_tensorflow_is_not_loaded(
     wheel, unloaded, monkeypatch
 ):
-    _, from_wheel, _ = wheel
+    _, from_wheel = wheel
     (from_wheel / files.file_name()).write_text("")
     # As those who compile TensorFlow themselves have it.
     monkeypatch.setattr(tf.version, "GIT_VERSION", "unknown")
     status = kernels.status()
     assert not status.loaded
-    assert "this is another build of it (unknown)" in str(status)
+    assert f"this TensorFlow, {tf.__version__} (unknown)" in str(status)
 
 
 def test_a_build_is_for_the_macros_that_tensorflow_was_compiled_with(
     wheel, monkeypatch
 ):
-    _, from_wheel, _ = wheel
+    _, from_wheel = wheel
     (from_wheel / files.file_name()).write_text("")
     flags = tf.sysconfig.get_compile_flags()
     elsewhere = ["-I/elsewhere", *(f for f in flags if f[:2] != "-I")]
@@ -162,10 +156,10 @@ def test_the_status_says_where_the_kernels_come_from(
     assert said[origin] in str(status)
 
 
-def test_a_build_that_another_goes_before_is_not_silent(
+def test_a_build_goes_to_the_packages_folder(
     wheel, tmp_path, monkeypatch, capsys
 ):
-    package, from_wheel, cache = wheel
+    package, from_wheel = wheel
     linker(tmp_path, monkeypatch)
     (from_wheel / files.file_name()).write_text("")
     assert build.main([]) == 0
@@ -173,14 +167,11 @@ def test_a_build_that_another_goes_before_is_not_silent(
     # The package's folder takes it, and is the first.
     assert build.main(["--force"]) == 0
     assert files.find() == package / files.file_name()
-    assert "goes before" not in capsys.readouterr().out
     # No folder can be made in a file.
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "file/x", cache])
-    assert build.main(["--force"]) == 0
-    said = capsys.readouterr().out
-    assert f"Built {cache / files.file_name()}" in said
-    assert f"But {from_wheel / files.file_name()} goes before it" in said
+    monkeypatch.setattr(files, "FOLDER", tmp_path / "file/x")
+    assert build.main(["--force"]) == 1
+    assert f"Can't write {tmp_path}/file/x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
@@ -353,41 +344,6 @@ def test_a_build_replaces_those_of_older_sources_only(folder, monkeypatch):
     )
 
 
-def test_building_shows_how_far_it_is(folder, monkeypatch, capsys):
-    linker(folder, monkeypatch)
-    script = folder / "c++"
-    slow = 'case "$last" in *unit_0.o) sleep 2.5;; esac\n'
-    script.write_text(script.read_text().replace("echo", f"{slow}echo"))
-    monkeypatch.setattr(progress, "_mode", "log")
-    monkeypatch.setattr(progress, "_AFTER_S", 0.1)
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.1)
-    lines = []
-    monkeypatch.setattr(progress, "_print", lambda t: lines.append(t[:-1]))
-    assert build.main([]) == 0
-    assert "one to two minutes" in capsys.readouterr().out
-    # While nothing ends, too: two thirds are done in no time, and one takes.
-    shown = [re.search(r"(\d+)% of (\d) files", line) for line in lines[:-1]]
-    shares = [int(found[1]) for found in shown if found]
-    assert len(shares) == len(lines) - 1 >= 3
-    assert shares == sorted(shares) and len(set(shares)) < len(shares)
-    files_number = shown[0][2]
-    assert re.fullmatch(
-        rf"Compiling the kernels: done, {files_number} files in 0:00:0[2-9]",
-        lines[-1],
-    )
-
-
-def test_a_failed_build_is_shown_as_stopped(folder, monkeypatch, capsys):
-    monkeypatch.setenv("CXX", "false")
-    monkeypatch.setattr(progress, "_AFTER_S", 0)
-    monkeypatch.setattr(progress, "_mode", "log")
-    lines = []
-    monkeypatch.setattr(progress, "_print", lambda t: lines.append(t[:-1]))
-    assert build.main([]) == 1
-    assert "the compiler failed" in capsys.readouterr().err
-    assert not any("done" in line for line in lines)
-
-
 def test_what_is_built_is_not_built_again(folder, monkeypatch, capsys):
     (folder / files.file_name()).write_text("")
     monkeypatch.setenv("CXX", "/nonexistent/c++")
@@ -403,111 +359,6 @@ def test_a_build_goes_where_output_says(folder, monkeypatch):
     assert build.main(["--output", str(folder / "given.so")]) == 0
     assert [p.name for p in inside.iterdir()] == [files.file_name()]
     assert (folder / "given.so").is_file()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_where_the_package_cannot_be_written_the_cache_is_used(
-    folder, monkeypatch
-):
-    linker(folder, monkeypatch)
-    locked, cache = folder / "locked", folder / "cache"
-    locked.mkdir(mode=0o555)
-    monkeypatch.setattr(files, "folders", lambda: [locked, cache])
-    assert build.main([]) == 0
-    assert [p.name for p in cache.iterdir()] == [files.file_name()]
-
-
-@pytest.fixture
-def environment(tmp_path, monkeypatch):
-    """Where Python is as pip installed the package in it."""
-    pytest.importorskip("pip")
-    venv.create(tmp_path / "venv", symlinks=True)
-    [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
-    shutil.copytree(
-        pathlib.Path(tfrs_embed.__file__).parent,
-        site / "tfrs_embed",
-        ignore=shutil.ignore_patterns("*.so", "__pycache__", "compiled"),
-    )
-    metadata = site / "tfrs_embed-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: tfrs_embed\nVersion: 0.1.0\n"
-    )
-    (metadata / "INSTALLER").write_text("pip\n")
-    paths = [*(site / "tfrs_embed").rglob("*"), *metadata.iterdir()]
-    (metadata / "RECORD").write_text(
-        "".join(f"{p.relative_to(site)},,\n" for p in paths if p.is_file())
-        + f"{metadata.name}/RECORD,,\n"
-    )
-    folders = [site / "tfrs_embed" / "kernels", tmp_path / "cache"]
-    monkeypatch.setattr(files, "folders", lambda: folders)
-    monkeypatch.setattr(files, "_searched", lambda: folders)
-    return site
-
-
-def test_uninstalling_the_package_removes_its_builds(
-    environment, tmp_path, monkeypatch
-):
-    linker(tmp_path, monkeypatch)
-    kernels_folder = environment / "tfrs_embed" / "kernels"
-    assert build.main([]) == 0
-    # Of another TensorFlow, and once more.
-    name = files.file_name()
-    monkeypatch.setattr(files, "_fits_alike", lambda: "kernels-tf2.99.0-")
-    other = files.file_name()
-    assert build.main([]) == 0
-    assert build.main(["--force"]) == 0
-    assert {p.name for p in kernels_folder.glob("*.so")} == {name, other}
-    listed = importlib.metadata.Distribution.at(
-        environment / "tfrs_embed-0.1.0.dist-info"
-    ).files
-    [row] = [f for f in listed if f.name == other]
-    data = (kernels_folder / other).read_bytes()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
-    assert row.hash.value == digest.decode().rstrip("=")
-    assert row.size == len(data)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "--python", str(python)),
-            *("uninstall", "--yes", "tfrs_embed"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    assert not (environment / "tfrs_embed").exists()
-    code = "import importlib.util as u; print(u.find_spec('tfrs_embed'))"
-    assert "None" in subprocess.check_output(
-        [str(python), "-I", "-c", code], text=True
-    )
-
-
-def test_a_build_that_cannot_be_listed_goes_to_the_cache(
-    environment, tmp_path, monkeypatch
-):
-    linker(tmp_path, monkeypatch)
-    metadata = environment / "tfrs_embed-0.1.0.dist-info"
-    (metadata / f"RECORD.{os.getpid()}").mkdir()  # In the new one's place.
-    assert build.main([]) == 0
-    assert not list((environment / "tfrs_embed").rglob("kernels-*"))
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [
-        files.file_name()
-    ]
-
-
-def test_a_replaced_build_is_listed_no_more(environment, tmp_path, monkeypatch):
-    linker(tmp_path, monkeypatch)
-    stem, _, _ = files.file_name().rpartition("-")
-    older = f"{stem}-0123456789ab.so"
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "file_name", lambda: older)
-        assert build.main([]) == 0
-    assert build.main([]) == 0
-    record = environment / "tfrs_embed-0.1.0.dist-info" / "RECORD"
-    found = re.findall("kernels/(kernels-.*.so),", record.read_text())
-    assert found == [files.file_name()]
-    kernels_folder = environment / "tfrs_embed" / "kernels"
-    assert [p.name for p in kernels_folder.glob("*.so")] == found
 
 
 # What the sources name, and the header that has it; or C's, which the loops
@@ -592,7 +443,6 @@ def test_importing_needs_no_compiler_and_loads_nothing(tmp_path):
             **os.environ,
             "PATH": str(tmp_path),
             "PYTHONPATH": str(tmp_path),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "TFRS_EMBED_KERNELS": "",
         },
         capture_output=True,

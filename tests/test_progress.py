@@ -163,16 +163,6 @@ def test_something_small_says_nothing_of_the_rest(clock, stderr, on_terminal):
         ]
 
 
-def test_what_is_not_steady_says_how_long_it_has_taken(clock, stderr):
-    with Task("Compiling", "it", 4, "files", steady=False) as task:
-        clock.now += 40
-        task.advance(2)
-        assert task.left is None
-        clock.now += 40
-        task.advance(2)
-    assert stderr.states[0] == "Compiling it: 50% of 4 files after 0:00:40"
-
-
 def test_what_has_no_known_end_is_counted(clock, stderr):
     def batches():
         for _ in range(5120):

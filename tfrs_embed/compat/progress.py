@@ -110,7 +110,6 @@ class Task:
         total: the final count; None: unknown. It grows if it is exceeded.
         unit: the counted unit: `BYTES`, or a word in the plural.
         show: whether to show it, unless the mode is "off".
-        steady: whether the time left follows from the count.
     """
 
     def __init__(
@@ -121,14 +120,12 @@ class Task:
         unit: str = BYTES,
         *,
         show: bool = True,
-        steady: bool = True,
     ) -> None:
         self.label = f"{verb} {what}"
         self.done = 0
         self.total = total
         self.unit = unit
         self._shown = show
-        self._steady = steady
         # Whether it is drawn as a bar; None: nothing was shown yet.
         self._bar: bool | None = None
         self._lock = threading.RLock()
@@ -173,7 +170,7 @@ class Task:
     @property
     def left(self) -> float | None:
         """Seconds until the end; None: unknown."""
-        if self.total is None or not self._steady:
+        if self.total is None:
             return None
         if self.done < _LEAST_SHARE * self.total:
             return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
+from tfrs_embed.compat import arguments
 from tfrs_embed.compat.private_tensorflow import context
 
 # TensorFlow's default.
@@ -42,19 +42,11 @@ def set_heartbeat_timeout(seconds: float) -> None:
         Nothing.
 
     Raises:
-        ValueError: seconds is not a finite number above 0.
+        TypeError: seconds is not a number.
+        ValueError: seconds is not finite and above 0.
         RuntimeError: this process has already made its strategy.
     """
-    if (
-        not isinstance(seconds, (int, float))
-        or isinstance(seconds, bool)
-        or not math.isfinite(seconds)
-        or seconds <= 0
-    ):
-        raise ValueError(
-            "set_heartbeat_timeout takes a number of seconds above 0, got "
-            f"{seconds!r}."
-        )
+    seconds = arguments.number(seconds, "set_heartbeat_timeout's seconds")
     service: Any = context.context()
     if service.coordination_service is not None:
         raise RuntimeError(
@@ -66,5 +58,5 @@ def set_heartbeat_timeout(seconds: float) -> None:
     service.configure_coordination_service = functools.partial(
         configure,
         service,
-        heartbeat_timeout_in_ms=max(1, round(1000 * float(seconds))),
+        heartbeat_timeout_in_ms=max(1, round(1000 * seconds)),
     )

@@ -158,19 +158,11 @@ def _why_none(path: Path | None) -> str | None:
         return "Kernels are off: TFRS_EMBED_KERNELS says so."
     if path is not None:
         return None
-    versions, others = files.of_wheel(), files.others()
-    if tf.__version__ in versions:
-        # Another build of TensorFlow may have other C++ classes.
-        why = (
-            f"the wheel's are for TensorFlow {tf.__version__} as PyPI has it, "
-            f"and this is another build of it ({tf.version.GIT_VERSION}) or "
-            "other sources of the kernels"
-        )
-    elif versions:
-        of_wheel = ", ".join(versions)
-        why = f"the wheel's are for TensorFlow {of_wheel}, not {tf.__version__}"
-    elif others:
-        why = f"{others[0]} is for another TensorFlow or release"
-    else:
-        why = "none are compiled"
+    # Another build of TensorFlow may have other C++ classes.
+    why = (
+        f"none are compiled for this TensorFlow, {tf.__version__} "
+        f"({tf.version.GIT_VERSION}), and this release"
+    )
+    if versions := files.of_wheel():
+        why += f"; the wheel's are for {', '.join(versions)} as PyPI has them"
     return f"No kernels: {why}; run {_BUILD}."

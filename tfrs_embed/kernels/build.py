@@ -10,6 +10,7 @@ sets, of which the machine that runs them picks one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shutil
@@ -17,13 +18,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tensorflow as tf
 
-from tfrs_embed.compat import progress
-from tfrs_embed.kernels import files, installed
+from tfrs_embed.kernels import files
 
 _FLAGS = [
     *("-std=c++17", "-O3", "-fPIC"),
@@ -67,9 +67,8 @@ def build(
     """Compiles the kernels.
 
     Args:
-        output: the file to write, or the folder; None: where they will be
-            found, in place of older builds, and as a file of the package
-            where pip installed it.
+        output: the file to write, or the folder; None: the package's
+            folder, in place of older builds.
         flags: more flags for the compiler.
         link_flags: more flags for linking.
 
@@ -77,8 +76,8 @@ def build(
         The file.
 
     Raises:
-        BuildError: no compiler, an error of the compiler, or no folder that
-            can be written to.
+        BuildError: no compiler, an error of the compiler, or a folder that
+            can't be written to.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -96,12 +95,9 @@ def build(
         objects = [job[-1] for job in jobs]
         libraries = tf.sysconfig.get_link_flags()
         linked = [*objects, *link_flags, *libraries, "-o", str(result)]
-        with progress.Task(
-            "Compiling", "the kernels", len(jobs) + 1, "files", steady=False
-        ) as task:
-            _run_all([[*command, *job] for job in jobs], task)
-            _run([*command, "-shared", *linked])
-            task.advance()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, [[*command, *job] for job in jobs]))
+        _run([*command, "-shared", *linked])
         return _install(result, output)
 
 
@@ -138,22 +134,6 @@ def _compilations(scratch: Path) -> list[list[str]]:
     ]
 
 
-def _run_all(commands: list[list[str]], task: progress.Task) -> None:
-    """Runs commands, as many at a time as there are cores."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        running = {pool.submit(_run, command) for command in commands}
-        try:
-            while running:
-                # The progress is shown every second, whatever has ended.
-                ended, running = wait(running, 1, FIRST_COMPLETED)
-                for each in ended:
-                    each.result()
-                task.advance(len(ended))
-        finally:
-            for each in running:
-                each.cancel()
-
-
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -162,28 +142,21 @@ def _run(command: list[str]) -> None:
 
 def _install(result: Path, output: Path | None) -> Path:
     """Puts the file in its place at once, whoever may be reading the old."""
-    if output is None:
-        places = [folder / result.name for folder in files.folders()]
-    else:
-        places = [output / result.name if output.is_dir() else output]
-    for place in places:
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            copy = place.with_name(f"{place.name}.{os.getpid()}")
-            shutil.copy(result, copy)
-            try:
-                older = files.replaced_by(place) if output is None else []
-                if output is None:
-                    installed.record(place, copy, older)
-                copy.replace(place)
-            finally:
-                copy.unlink(missing_ok=True)
-            for old in older:
-                old.unlink(missing_ok=True)
-            return place
-        except OSError as error:
-            failure = error
-    raise BuildError(f"Can't write {place}: {failure}") from failure
+    place = files.FOLDER / result.name
+    if output is not None:
+        place = output / result.name if output.is_dir() else output
+    copy = place.with_name(f"{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(result, copy)
+        copy.replace(place)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            copy.unlink()
+        raise BuildError(f"Can't write {place}: {error}") from error
+    for old in files.older_than(place) if output is None else []:
+        old.unlink(missing_ok=True)
+    return place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -238,9 +211,6 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print(f"Built {built}")
-    found = files.find()
-    if args.output is None and found and found != built:
-        print(f"But {found} goes before it.")
     return 0
 
 

@@ -10,7 +10,6 @@ patch release of its time.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from pathlib import Path
 
@@ -18,29 +17,13 @@ import tensorflow as tf
 
 # Links are not followed: Bazel's tests have links to the sources, and Bazel's
 # build beside them.
-_HERE = Path(__file__).absolute().parent
-SOURCES = _HERE / "cc"
+FOLDER = Path(__file__).absolute().parent
+SOURCES = FOLDER / "cc"
 
 # The builds of a wheel, for several TensorFlows.
-FROM_WHEEL = _HERE / "from_wheel"
+FROM_WHEEL = FOLDER / "from_wheel"
 
 _PREFIX = "kernels-"
-
-
-def folders() -> list[Path]:
-    """Returns the folders for builds, the preferred one first."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [_HERE, Path(cache) / "tfrs_embed"]
-
-
-def _searched() -> list[Path]:
-    """Returns the folders to search for builds; Bazel makes the last one.
-
-    The package's folder comes before a wheel's builds, as someone compiled its
-    build on purpose; the cache comes after, as its builds may be old.
-    """
-    package, cache = folders()
-    return [package, FROM_WHEEL, cache, _HERE / "compiled"]
 
 
 def file_name() -> str:
@@ -64,22 +47,11 @@ def _fits_alike() -> str:
 def find() -> Path | None:
     """Returns the build that fits, or None."""
     name = file_name()
-    for folder in _searched():
+    # Someone compiled the first one's on purpose. Bazel makes the last one.
+    for folder in (FOLDER, FROM_WHEEL, FOLDER / "compiled"):
         if (folder / name).is_file():
             return folder / name
     return None
-
-
-def others() -> list[Path]:
-    """Returns builds that don't fit."""
-    name = file_name()
-    return [
-        path
-        for folder in _searched()
-        if folder.is_dir()
-        for path in sorted(folder.glob(f"{_PREFIX}*.so"))
-        if path.name != name
-    ]
 
 
 def of_wheel() -> list[str]:
@@ -88,7 +60,7 @@ def of_wheel() -> list[str]:
     return sorted(n.removeprefix(f"{_PREFIX}tf").split("-")[0] for n in names)
 
 
-def replaced_by(build: Path) -> list[Path]:
+def older_than(build: Path) -> list[Path]:
     """Returns builds of older sources beside a new one."""
     alike = build.parent.glob(f"{_fits_alike()}*.so")
     return [path for path in alike if path.name != build.name]
