@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfrs_embed.distribution import agreement
 from tfrs_embed.distribution.agreement import Facts
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.ops.checks import Consensus
 
 #: The most sizes in a verdict: all verdicts of a strategy have one shape.
 MOST_SIZES = 12
@@ -41,18 +40,21 @@ class Preparation(NamedTuple):
     finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
 
 
-#: Begins a lookup, as `Consensus.prepare` does; None: it can't begin yet.
+#: Begins a lookup; see `ReplicaConsensus.prepare`. None: it can't begin yet.
 Prepare = Callable[
     [Sequence[Any], Sequence[Any], Sequence[bool]], Preparation | None
 ]
 
 
-class ReplicaConsensus(Consensus):
+class ReplicaConsensus:
     """Decides together with the other replicas of a strategy.
 
     Errors name the layer as `doing`; `number` is the layer's, because several
     layers may have one name. `prepare` begins the lookup that is decided on;
     None: there is none.
+
+    Attributes:
+        begun: the lookup that `prepare` began; None before `prepared`.
     """
 
     def __init__(
@@ -78,11 +80,18 @@ class ReplicaConsensus(Consensus):
         bags: Sequence[Any],
         weighted: Sequence[bool],
     ) -> list[tf.Tensor]:
+        """Begins a lookup before its ids are known to be valid.
+
+        The replicas then agree on the lookup's sizes and on validity at once.
+        Bags come without weights and scales, and ids may be out of range.
+        Returns tensors for `prepared`, to be guarded by all conditions.
+        """
         if self._prepare is not None:
             self._preparation = self._prepare(features, bags, weighted)
         return self._preparation.tensors if self._preparation else []
 
     def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Takes the tensors of `prepare`, guarded by all conditions."""
         if self._preparation is not None:
             self.begun = self._preparation.finish(list(tensors), self._longest)
 
@@ -109,6 +118,7 @@ class ReplicaConsensus(Consensus):
         return worst[0] < 1
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns the first non-empty text of the replicas' scalar strings."""
         channel = self._replicas.verdict_channel
         texts = agreement.gather_texts(
             self._replicas, self._replica, [text], channel

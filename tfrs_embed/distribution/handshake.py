@@ -33,9 +33,8 @@ _CALL_TIMEOUT_S = 10
 # A worker that found a difference stays this long, so that others find it: the
 # first worker's process keeps all messages.
 _LINGER_S = 5
-# The most differences in an error, and the most characters of a value.
+# The most differences in an error.
 _MOST_LISTED = 5
-_MOST_CHARACTERS = 200
 
 #: Facts that must be equal, as JSON: settings and their values, by their owner
 #: ("Table 'movies'"; "" for the layer).
@@ -166,7 +165,8 @@ def _differences(mine: Any, theirs: Any) -> Iterator[str]:
             for leaves in (here, there)
         )
         if one != other:
-            yield f"{path} is {_cut(one)} here, {_cut(other)} there"
+            # Of a long value, its begin.
+            yield f"{path} is {one:.200} here, {other:.200} there"
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -181,8 +181,3 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{path}[{i}]")
     else:
         yield path, value
-
-
-def _cut(text: str) -> str:
-    cut = len(text) > _MOST_CHARACTERS
-    return f"{text[:_MOST_CHARACTERS]}..." if cut else text

@@ -159,10 +159,7 @@ def _why_none(path: Path | None) -> str | None:
     if path is not None:
         return None
     # Another build of TensorFlow may have other C++ classes.
-    why = (
-        f"none are compiled for this TensorFlow, {tf.__version__} "
-        f"({tf.version.GIT_VERSION}), and this release"
+    return (
+        f"No kernels: none are compiled for this TensorFlow, {tf.__version__} "
+        f"({tf.version.GIT_VERSION}), and this release; run {_BUILD}."
     )
-    if versions := files.of_wheel():
-        why += f"; the wheel's are for {', '.join(versions)} as PyPI has them"
-    return f"No kernels: {why}; run {_BUILD}."

@@ -54,12 +54,6 @@ def find() -> Path | None:
     return None
 
 
-def of_wheel() -> list[str]:
-    """Returns the TensorFlows for which the wheel has builds."""
-    names = [path.name for path in FROM_WHEEL.glob(f"{_PREFIX}tf*.so")]
-    return sorted(n.removeprefix(f"{_PREFIX}tf").split("-")[0] for n in names)
-
-
 def older_than(build: Path) -> list[Path]:
     """Returns builds of older sources beside a new one."""
     alike = build.parent.glob(f"{_fits_alike()}*.so")

@@ -134,11 +134,6 @@ class BaggedIds(NamedTuple):
         return self.static_shape.num_elements()
 
     @property
-    def longest(self) -> int | None:
-        """The most ids of a bag, if known."""
-        return self.max_bag_size[0]
-
-    @property
     def bag_size(self) -> int | None:
         """The number of ids in every bag, or None if they differ."""
         return self.max_bag_size[0] if self.even else None

@@ -6,9 +6,8 @@ error. One branch checks them together and guards every tensor of the call.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -36,44 +35,27 @@ def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
-class Consensus(abc.ABC):
+class Consensus(Protocol):
     """Lets replicas decide together whether conditions hold.
 
-    If one replica stopped alone, the others would wait for it forever.
-
-    Attributes:
-        begun: the lookup that `prepare` began; None before `prepared`.
+    If one replica stopped alone, the others would wait for it forever. The one
+    implementation is `distribution.consensus.ReplicaConsensus`.
     """
 
     begun: Any
 
-    @abc.abstractmethod
-    def holds(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether `ok`, a scalar bool, is true on all replicas."""
+    def holds(self, ok: tf.Tensor) -> tf.Tensor: ...
 
-    @abc.abstractmethod
-    def text(self, text: tf.Tensor) -> tf.Tensor:
-        """The first non-empty text of the replicas' scalar strings."""
+    def text(self, text: tf.Tensor) -> tf.Tensor: ...
 
-    @abc.abstractmethod
     def prepare(
         self,
         features: Sequence[Any],
         bags: Sequence[Any],
         weighted: Sequence[bool],
-    ) -> list[tf.Tensor]:
-        """Begins a lookup before its ids are known to be valid.
+    ) -> list[tf.Tensor]: ...
 
-        The replicas then agree on the lookup's sizes and on validity at once.
-        Bags come without weights and scales, and ids may be out of range.
-
-        Returns:
-            Tensors for `prepared`, to be guarded by all conditions.
-        """
-
-    @abc.abstractmethod
-    def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Takes the tensors of `prepare`, guarded by all conditions."""
+    def prepared(self, tensors: Sequence[tf.Tensor]) -> None: ...
 
 
 class Checks:

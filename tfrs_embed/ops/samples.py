@@ -50,17 +50,16 @@ class Matrix(NamedTuple):
         there = ids.with_values(tf.ones_like(ids.values, tf.float32))
         gains = there if weights is None else weights
         fixed = samples if isinstance(samples, int) else None
-        shape: Any = [fixed, bags.longest]
-        if bags.longest is None:
+        static = [fixed, bags.max_bag_size[0]]
+        shape: Any = static
+        if static[1] is None:
             longest = tf.cast(tf.reduce_max(ids.row_lengths()), tf.int32)
             powers = tf.constant([2**i for i in range(31)])
             width = powers[tf.searchsorted(powers, longest[None])[0]]
             shape = tf.stack([ids.nrows(tf.int32), width])
         made = cls(
             *(
-                tf.ensure_shape(
-                    ragged.to_tensor(shape=shape), [fixed, bags.longest]
-                )
+                tf.ensure_shape(ragged.to_tensor(shape=shape), static)
                 for ragged in (ids, gains, there)
             )
         )
