@@ -23,8 +23,6 @@ SOURCES = FOLDER / "cc"
 # The builds of a wheel, for several TensorFlows.
 FROM_WHEEL = FOLDER / "from_wheel"
 
-_PREFIX = "kernels-"
-
 
 def file_name() -> str:
     """Returns the name of the build for this machine and TensorFlow."""
@@ -41,7 +39,7 @@ def file_name() -> str:
 
 def _fits_alike() -> str:
     """Returns the prefix of builds' names for this machine and TensorFlow."""
-    return f"{_PREFIX}tf{tf.__version__}-{platform.machine()}-"
+    return f"kernels-tf{tf.__version__}-{platform.machine()}-"
 
 
 def find() -> Path | None:
