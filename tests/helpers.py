@@ -48,8 +48,7 @@ def tables_of(layer):
 def state(layer):
     """Copies of all that training may change: tables, slots, the step.
 
-    What is pending is applied before. All2AllDenseEmbedding has one table,
-    whose variables go by their own names.
+    All2AllDenseEmbedding has one table, whose variables go by their own names.
     """
     if not hasattr(layer, "table_optimizer"):
         copies = {

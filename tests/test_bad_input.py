@@ -592,27 +592,6 @@ def test_training_goes_on_after_a_bad_step(graph):
     )
 
 
-@BOTH_MODES
-def test_a_bad_step_keeps_the_update_that_pipelining_has_put_off(graph):
-    table = tpu.TableConfig(3, 1, tf.zeros_initializer(), name="t")
-    layer = layers.PartialTPUEmbedding(
-        {"f": tpu.FeatureConfig(table)},
-        tpu.SGD(1.0),
-        size_threshold=0,
-        pipeline_execution_with_tensor_core=True,
-    )
-    layer.build(None)
-    step = Trainer(layer).train
-    step = tf.function(step, reduce_retracing=True) if graph else step
-    step({"f": tf.constant([0, 1])})
-    with pytest.raises(InvalidArgument, match="id 3 "):
-        step({"f": tf.constant([0, 3])})
-    np.testing.assert_array_equal(
-        layer.embedding_tables["t"], [[-1.0], [-1.0], [0.0]]
-    )
-    assert int(layer.step) == 1
-
-
 # Dtypes of ids.
 
 INTEGERS = {

@@ -170,18 +170,12 @@ def test_a_checkpoint_after_an_export(tmp_path):
     assert_same(state(layer), before)
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_large_tables_of_any_name_are_in_a_saved_model(tmp_path, pipelined):
+def test_large_tables_of_any_name_are_in_a_saved_model(tmp_path):
     features = {}
     for name in ("a b", "日本/ü", "-x", "x:0", "a>20b"):
         table = tfrs_embed.TableConfig(name, 9, DIM, dtype="float32")
         features[name] = tfrs_embed.FeatureConfig(name, table)
-    layer = layers.PartialTPUEmbedding(
-        features,
-        "adagrad",
-        size_threshold=0,
-        pipeline_execution_with_tensor_core=pipelined,
-    )
+    layer = layers.PartialTPUEmbedding(features, "adagrad", size_threshold=0)
     with tf.GradientTape() as tape:
         vectors = layer({name: tf.constant([3, 5]) for name in features})
         loss = sum(tf.reduce_sum(v**2) for v in vectors.values())
@@ -313,11 +307,8 @@ class TestGrowing:
         )
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_an_asynchronous_checkpoint_has_the_state_of_its_call(
-    tmp_path, pipelined
-):
-    layer = make(pipeline_execution_with_tensor_core=pipelined)
+def test_an_asynchronous_checkpoint_has_the_state_of_its_call(tmp_path):
+    layer = make()
     train(layer)
     options = tf.train.CheckpointOptions(
         experimental_enable_async_checkpoint=True
@@ -331,7 +322,7 @@ def test_an_asynchronous_checkpoint_has_the_state_of_its_call(
         train(layer, 5, seed)
     saver.sync()
     for path, expected in zip(paths, states, strict=True):
-        other = make(pipeline_execution_with_tensor_core=pipelined)
+        other = make()
         other.build(None)
         restore(other, path).assert_existing_objects_matched()
         assert_same(state(other), expected)

@@ -261,15 +261,6 @@ def test_tables_are_all_set_or_none(tables, problem):
     assert_unchanged(layer, before)
 
 
-def test_setting_a_table_applies_what_pipelining_has_put_off():
-    layer = make_layer(
-        make_table(optimizer="sgd"), pipeline_execution_with_tensor_core=True
-    )
-    train(layer, dense(), 1.0)
-    layer.set_embedding_tables({"t": np.zeros((ROWS, DIM))})
-    np.testing.assert_array_equal(layer(dense(), training=False), 0)
-
-
 @on("keras:3", tier="more")
 def test_weights_are_tables_in_feature_order_and_one_scalar():
     one, two = make_table("one"), make_table("two", optimizer="sgd")

@@ -203,19 +203,6 @@ def test_rows_of_an_initializer_of_keys():
         train_on(wrong, [5, 7])
 
 
-def test_updates_are_not_pipelined():
-    table = config(keys=DynamicKeys())
-    with pytest.raises(
-        NotImplementedError, match="'users': tables with DynamicKeys can't be"
-    ):
-        layers.PartialTPUEmbedding(
-            tfrs_embed.FeatureConfig("f", table),
-            "sgd",
-            pipeline_execution_with_tensor_core=True,
-            name="users",
-        )
-
-
 WRONG_KEYS = [
     ("int64", tf.constant([1.0]), "int64, .* got float32"),
     ("int64", tf.constant(["a"]), "int64, .* got string"),

@@ -487,28 +487,6 @@ def test_two_calls_under_one_tape_are_two_updates(mode):
     assert int(layer.step) == 2
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
-def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
-    layer = make_layer(
-        keras.optimizers.SGD(0.1), pipeline_execution_with_tensor_core=True
-    )
-    variables = layer.trainable_variables
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(tf.constant([1, 2]), training=True))
-            loss += tf.reduce_sum(2 * layer(tf.constant([2]), training=True))
-        return tape.gradient(loss, variables)
-
-    run(mode, step)
-    run(mode, step)
-    wanted = initial()
-    wanted[1] -= 0.2
-    wanted[2] -= 0.6
-    np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
-    assert int(layer.step) == 4
-
-
 @on("keras:3", tier="more")
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_two_loss_scale_optimizers_in_one_step(mode):

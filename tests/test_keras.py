@@ -457,21 +457,14 @@ def predictions_and_next_steps(model, inputs, labels):
 
 
 @on("keras:3", tier="more")
-@nightly(
-    lambda format, pipelined: pipelined == (format in ("h5", "weights.h5"))
-)
-@pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize(
     "format", ["keras", "weights.h5", *of_keras_2("h5", "tf", "ckpt")]
 )
-def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
+def test_saved_model_continues_training_equally(tmp_path, format):
     inputs, labels = make_data()
 
     def make():
-        layer = make_layer(
-            keras.optimizers.Adam(0.1),
-            pipeline_execution_with_tensor_core=pipelined,
-        )
+        layer = make_layer(keras.optimizers.Adam(0.1))
         model = functional(layer)
         # Without state: not every format holds that of Keras's optimizers.
         model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -502,10 +495,9 @@ def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_exported_model_serves(tmp_path, pipelined):
+def test_exported_model_serves(tmp_path):
     inputs, labels = make_data()
-    layer = make_layer(pipeline_execution_with_tensor_core=pipelined)
+    layer = make_layer()
     model = functional(layer)
     model.compile("sgd", "mse")
     model.fit(inputs, labels, verbose=0, batch_size=64)
@@ -562,25 +554,6 @@ def test_checkpoint_restores_whatever_the_threshold(tmp_path, built, threshold):
             slots, layer.tables["big"].slots["accumulators"]
         )
         assert int(other.step) == 2
-
-
-@on("keras:3", tier="more")
-def test_saving_applies_what_is_pending(tmp_path):
-    inputs, labels = make_data()
-    layer = make_layer(pipeline_execution_with_tensor_core=True)
-    model = functional(layer)
-    model.compile("sgd", "mse")
-    checkpoint = tf.train.Checkpoint(layer=layer)
-    before = tables_of(layer)["big"]
-    for _ in range(2):  # TensorFlow treats a second save differently.
-        model.fit(inputs, labels, verbose=0, batch_size=64)
-        path = checkpoint.save(str(tmp_path / "ckpt"))
-        saved = tf.train.load_variable(
-            path, "layer/tables/big/parameters/.ATTRIBUTES/VARIABLE_VALUE"
-        )
-        assert np.abs(saved - before).max() > 1e-4
-        np.testing.assert_array_equal(saved, tables_of(layer)["big"])
-        before = saved
 
 
 @on("keras:3", tier="more")
@@ -832,28 +805,6 @@ def test_keras_layers_and_engine_are_reachable():
     [(config, table)] = layer.tpu_embedding.embedding_tables.items()
     assert config.name == "big" and table.shape == (100, 8)
     assert make_layer(threshold=None).tpu_embedding is None
-
-
-@on("keras:3", tier="more")
-@pytest.mark.parametrize("how", ["checkpoint", "weights"])
-def test_restoring_drops_what_is_pending(tmp_path, how):
-    inputs, labels = make_data()
-    layer = make_layer(pipeline_execution_with_tensor_core=True)
-    model = functional(layer)
-    model.compile("sgd", "mse")
-    model.evaluate(inputs, labels, verbose=0)
-    before = tables_of(layer)["big"]
-    checkpoint = tf.train.Checkpoint(layer=layer)
-    if how == "checkpoint":
-        path = checkpoint.save(str(tmp_path / "ckpt"))
-        restore = checkpoint.restore
-    else:
-        path = str(tmp_path / "model.weights.h5")
-        model.save_weights(path)
-        restore = model.load_weights
-    model.fit(inputs, labels, verbose=0, batch_size=64)
-    restore(path)
-    np.testing.assert_array_equal(tables_of(layer)["big"], before)
 
 
 def sequences(kind, **kwargs):

@@ -286,28 +286,6 @@ def test_a_log_may_be_in_any_file_system():
     assert any(name.startswith("events") for name in names)
 
 
-def test_measuring_leaves_a_pipelined_run_as_it_is():
-    found = []
-    for every in (None, 1):
-        keras.utils.set_random_seed(1)
-        layer = make_layer(pipeline_execution_with_tensor_core=True)
-        layer.build(None)
-        start = {"large": np.ones([ROWS, DIM]), "small": np.ones([20, DIM])}
-        layer.load_tables(start)
-        monitor = monitoring.TableMonitor(layer)
-        for ids in batches(4):
-            with tf.GradientTape() as tape:
-                vectors = layer(
-                    {k: tf.constant(v) for k, v in ids.items()}, training=True
-                )
-                loss = tf.reduce_sum(vectors["large"] ** 2)
-            tape.gradient(loss, layer.trainable_variables)
-            if every:
-                monitor.measure()
-        found.append(values_of(layer)["large"])
-    np.testing.assert_array_equal(*found)
-
-
 def test_keys_that_come_and_go():
     table = TableConfig(
         "keys", 64, DIM, keys=tfrs_embed.DynamicKeys(eviction="lru")

@@ -353,11 +353,8 @@ def test_a_bad_option_is_an_error_that_shows_it(name):
 
 
 @BOTH_MODES
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
 @BOTH_IMPLEMENTATIONS
-def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(
-    graph, pipelined
-):
+def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(graph):
     optimizer = Regularized(tpu.SGD(1.0), global_clipnorm=1.0)
     tables = [
         tfrs_embed.TableConfig(
@@ -374,7 +371,6 @@ def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(
         [tfrs_embed.FeatureConfig(t.name, t) for t in tables],
         None,
         size_threshold=0,
-        pipeline_execution_with_tensor_core=pipelined,
     )
     ids = [tf.constant([1, 1]), tf.constant([2, 0]), *[tf.constant([0, 3])] * 2]
     gradients = [
@@ -402,22 +398,6 @@ def test_only_rows_of_the_step_decay_whatever_their_gradient():
     before = layer.embedding_tables["t"].numpy()
     train(layer, tf.constant([1, 3]), tf.zeros([2, 3]))
     expected = before * [[1], [0.75], [1], [0.75]]
-    np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
-
-
-@BOTH_IMPLEMENTATIONS
-def test_rows_decay_by_the_rate_of_the_step_that_was_put_off():
-    halves = schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
-    layer = make_layer(
-        Regularized(tpu.SGD(halves), weight_decay=0.5),
-        pipeline_execution_with_tensor_core=True,
-    )
-    before = layer.embedding_tables["t"].numpy()
-    step = tf.function(train)
-    for _ in range(2):
-        step(layer, tf.constant([1]), tf.zeros([1, 3]))
-    expected = before.copy()
-    expected[1] *= (1 - 0.5 * 0.5) * (1 - 0.25 * 0.5)
     np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
 
 

@@ -130,7 +130,7 @@ def export_layer(layer, path, **kwargs):
 def served(tmp_path_factory):
     """A trained layer, and what its exported models answer elsewhere."""
     folder = tmp_path_factory.mktemp("models")
-    layer = trained(pipeline_execution_with_tensor_core=True)
+    layer = trained()
     names = ["float32", "float16", "int8"]
     for rows in names:
         export_layer(layer, folder / rows, rows=rows)
@@ -607,13 +607,11 @@ def test_kerass_own_export_takes_ragged_inputs_for_dense_ones(tmp_path):
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_kerass_own_export_of_a_trained_model(tmp_path, pipelined):
+def test_kerass_own_export_of_a_trained_model(tmp_path):
     table = tfrs_embed.TableConfig("movie", 30, 3)
     layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("movie", table),
         "adam",
-        pipelined,
         size_threshold=0,
     )
     ids = keras.Input([], dtype=tf.int64)

@@ -46,7 +46,6 @@ def partial_tpu_embedding(names):
             for i, name in enumerate(names)
         },
         "adagrad",
-        pipeline_execution_with_tensor_core=True,
         size_threshold=14,
     )
 

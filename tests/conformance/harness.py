@@ -76,7 +76,7 @@ def build(engine, tables=None, per_table=False, **options):
     store = ENGINES[engine].store or MemoryRows
     group = ENGINES[engine].group
     with (
-        mock.patch.object(kinds, "kind_of", lambda table: store),
+        mock.patch.object(kinds, "make_store", store),
         # Where hosts have GPUs the groups are of these.
         mock.patch.object(row_exchange, "first_stage", lambda *_: group),
     ):
@@ -274,33 +274,23 @@ def train(
     steps,
     seed=1,
     weighted=True,
-    pipelined=False,
     change=None,
     sizes=(BATCH,),
     **tolerance,
 ):
     """Trains a layer and its reference side by side; returns the last batches.
 
-    Pipelined, lookup i sees the updates of steps 0 to i - 2, and the reference
-    is given the last one at the end, as a layer is when it is read.
     `change(i, batches)` changes the random batches of step i, whose replicas
     have batches of `sizes` in turns.
     """
     rng = np.random.default_rng(seed)
-    deferred = None
     for i in range(steps):
         # Of other replicas in each step.
         turned = [sizes[(i + k) % len(sizes)] for k in range(len(sizes))]
         batches = make_steps(rng, reference, weighted, strategy, turned)
         if change:
             change(i, batches)
-        sums = check_step(step, reference, batches, **tolerance)
-        if pipelined:
-            sums, deferred = deferred, sums
-        if sums is not None:
-            reference.update(sums)
-    if deferred is not None:
-        reference.update(deferred)
+        reference.update(check_step(step, reference, batches, **tolerance))
     return batches
 
 

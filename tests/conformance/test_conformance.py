@@ -425,57 +425,6 @@ def test_tables_of_many_optimizers(case, strategy):
     assert layer.step.numpy() == case.steps
 
 
-PIPELINED = {"pipeline_execution_with_tensor_core": True}
-
-
-@cases(
-    device=both(
-        Case("partial", "sgd", mode="eager", steps=4),
-        Case("partial", "sgd", kinds=FEW, steps=4),
-        Case("distributed", "adam", mode="eager", steps=4),
-        Case("distributed", "adam", kinds=FEW, steps=4),
-        Case("arrays", "adam", kinds=FEW, steps=4),
-    ),
-    replicas=both(
-        Case("sharded", "adam", kinds=FEW, steps=4),
-        Case("hot_rows", "adam", kinds=("ragged",), steps=4),
-        Case("columns", "adam", kinds=FEW, steps=4),
-    ),
-)
-@OTHERS
-@on(
-    "workers:2",
-    when=lambda case: (
-        with_kernels(case) and case.engine in ("sharded", "columns")
-    ),
-)
-def test_pipelined_training(case, strategy):
-    layer, reference = case.build(strategy, **PIPELINED)
-    batches = case.train(strategy, layer, reference, pipelined=True)
-    # Evaluating applies what is pending, before it looks up.
-    look_up = trainer(strategy, layer, training=False, mode=case.mode)
-    check_step(look_up, reference, batches)
-    assert_tables(layer, reference)
-
-
-@cases(
-    replicas=[
-        *both(Case("sharded", "sgd", "sum", False, FEW, steps=1)),
-        Case("distributed_both", "adam", kinds=FEW, steps=3),
-    ],
-)
-@OTHERS
-@on(
-    "workers:2",
-    when=lambda case: with_kernels(case) and case.optimizer == "sgd",
-)
-def test_reading_tables_applies_pending_updates(case, strategy):
-    layer, reference = case.build(strategy, **PIPELINED)
-    case.train(strategy, layer, reference, pipelined=True)
-    assert_tables(layer, reference)
-    assert layer.step.numpy() == case.steps
-
-
 @cases(
     device=[
         *in_turns(

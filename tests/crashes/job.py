@@ -109,7 +109,6 @@ class Job:
 
     def state(self):
         """All that is saved, by name."""
-        self.layer.drain()
         state = {}
         for table in ROWS:
             values = {

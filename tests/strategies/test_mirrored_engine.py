@@ -23,7 +23,7 @@ from conformance.harness import (
 from helpers import assert_same, differentiate, state
 from plans import nightly, on
 from reference import Feature, Reference, to_tf
-from strategies.replicas import local_ids, of_chief
+from strategies.replicas import of_chief
 from tfrs_embed import kernels
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.distribution import replicas
@@ -123,11 +123,9 @@ def make_optimizers(names):
     }
 
 
-def make_engine(kind, strategy, features, pipelined):
+def make_engine(kind, strategy, features):
     optimizers = make_optimizers(dict.fromkeys(f.table.name for f in features))
-    options = EngineOptions(
-        features, optimizers, strategy, "The test", pipelined
-    )
+    options = EngineOptions(features, optimizers, strategy, "The test")
 
     def of(kind, features):
         return kind(dataclasses.replace(options, features=features))
@@ -144,14 +142,12 @@ def make_engine(kind, strategy, features, pipelined):
     return CompositeEngine(options, engines)
 
 
-def make_layer(
-    kind, strategy, kinds=KINDS, names=TABLES, pipelined=False, features=None
-):
+def make_layer(kind, strategy, kinds=KINDS, names=TABLES, features=None):
     features = features or make_features(kinds, names)
     if kind == "one device":
-        return Lookup(make_engine(kind, strategy, features, pipelined))
+        return Lookup(make_engine(kind, strategy, features))
     with strategy.scope():
-        return Lookup(make_engine(kind, strategy, features, pipelined))
+        return Lookup(make_engine(kind, strategy, features))
 
 
 def make_reference(layer):
@@ -169,7 +165,6 @@ def variables_of(engine):
 
 def state_of_replicas(layer):
     """Copies of all that a step may change, the replicas' own included."""
-    layer.inner.drain()
     values = state(layer)
     for name in layer.embedding_tables:
         for key, variable in layer.tables[name].variables.items():
@@ -185,7 +180,6 @@ def logical(values):
 
 def assert_equal_copies(strategy, layer):
     """Asserts that all replicas' tables and slots are equal, bit for bit."""
-    layer.inner.drain()
     variables = variables_of(layer.engine)
     all_replicas = replicas.of(strategy)
     slot = all_replicas.allocate(len(variables))
@@ -253,8 +247,8 @@ def test_training(strategy, monkeypatch, kernel):
     assert_equal_copies(strategy, layer)
 
 
-def test_pipelined_training_beside_sharded_tables(strategy):
-    layer = make_layer("combined", strategy, pipelined=True)
+def test_training_beside_sharded_tables(strategy):
+    layer = make_layer("combined", strategy)
     reference = make_reference(layer)
 
     def change(i, batches):
@@ -264,19 +258,14 @@ def test_pipelined_training_beside_sharded_tables(strategy):
                 ragged.rows = [[] for _ in ragged.rows]
 
     step = trainer(strategy, layer)
-    batches = train(step, reference, strategy, 4, pipelined=True, change=change)
-    # Evaluating applies what is pending, before it looks up.
+    batches = train(step, reference, strategy, 4, change=change)
     check_step(trainer(strategy, layer, training=False), reference, batches)
     assert_tables(layer, reference)
 
 
-@pytest.mark.parametrize(
-    ("kind", "pipelined"), [("mirrored", True), ("combined", False)]
-)
-def test_an_invalid_id_of_one_replica_changes_nothing(
-    strategy, kind, pipelined
-):
-    layer = make_layer(kind, strategy, pipelined=pipelined)
+@pytest.mark.parametrize("kind", ["mirrored", "combined"])
+def test_an_invalid_id_of_one_replica_changes_nothing(strategy, kind):
+    layer = make_layer(kind, strategy)
     reference = make_reference(layer)
     step = trainer(strategy, layer)
     batches = make_steps(np.random.default_rng(6), reference, True, strategy)
@@ -341,8 +330,8 @@ def test_checkpoints_move_between_engines(strategy, kind):
         assert_same(state_of_replicas(fresh), state_of_replicas(layer))
 
 
-def test_restoring_drops_pending_updates(strategy):
-    layer = make_layer("combined", strategy, names="xy", pipelined=True)
+def test_restoring_takes_a_step_back(strategy):
+    layer = make_layer("combined", strategy, names="xy")
     reference = make_reference(layer)
     checkpoint = tf.train.Checkpoint(layer=layer.inner)
     path = checkpoint.save(f"{tempfile.mkdtemp()}/0")
@@ -360,15 +349,14 @@ def test_restoring_drops_pending_updates(strategy):
 
 
 def test_variables_of_a_combined_engine(strategy):
-    layer = make_layer("combined", strategy, pipelined=True)
-    alone = make_layer("one device", strategy, pipelined=True)
+    layer = make_layer("combined", strategy)
+    alone = make_layer("one device", strategy)
     names = [v.name for v in variables_of(alone.engine)]
     assert [v.name for v in variables_of(layer.engine)] == names
     assert names[0] == "x/parameters:0"
     assert layer.engine.step.name == alone.engine.step.name == "step:0"
     assert list(layer.engine.states) == list(TABLES)
     assert sorted(layer.engine.optimizers) == sorted(TABLES)
-    assert len(layer.engine.deferred) == 2 * len(local_ids(strategy))
     assert not layer.engine.has_whole_tables
     layer.engine.step.assign(5)
     steps = [engine.step.numpy() for engine in layer.engine._engines]
@@ -387,7 +375,7 @@ def test_tables_can_be_assigned(strategy):
 
 
 def test_lookup_outside_of_replicas(strategy):
-    layer = make_layer("mirrored", strategy, names="xy", pipelined=True)
+    layer = make_layer("mirrored", strategy, names="xy")
     reference = make_reference(layer)
     batches = make_steps(np.random.default_rng(9), reference, True, strategy)
     step = trainer(strategy, layer)
@@ -396,7 +384,6 @@ def test_lookup_outside_of_replicas(strategy):
     with strategy.scope(), tf.GradientTape() as tape:
         outputs = layer(tensors(ids), weights=tensors(weights), training=True)
         loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
-    # It applied the update that was put off.
     assert_outputs(outputs, reference.lookup(ids, weights))
     before = state_of_replicas(layer)
     with pytest.raises(RuntimeError, match=r"inside strategy\.run"):
@@ -409,7 +396,7 @@ def test_lookup_outside_of_replicas(strategy):
 def test_saved_model(strategy):
     if workers(strategy):
         pytest.skip("an export of sharded tables needs all of them here")
-    layer = make_layer("combined", strategy, names="xy", pipelined=True)
+    layer = make_layer("combined", strategy, names="xy")
     randomize(layer)
     ids = {
         name: to_tf(make_ids(np.random.default_rng(10), "ragged", 7))

@@ -48,21 +48,14 @@ def tables():
 @on(
     "workers:2",
     tier="more",
-    when=lambda engine, pipelined: (
-        engine == "distributed_mirrored" and not pipelined
-    ),
+    when=lambda engine: engine == "distributed_mirrored",
 )
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
-def test_a_global_norm_is_of_the_rows_of_all_replicas(
-    engine, pipelined, strategy
-):
+def test_a_global_norm_is_of_the_rows_of_all_replicas(engine, strategy):
     with strategy.scope():
-        layer, reference = build(
-            engine, tables(), pipeline_execution_with_tensor_core=pipelined
-        )
+        layer, reference = build(engine, tables())
     step = trainer(strategy, layer)
-    train(step, reference, strategy, 3, pipelined=pipelined)
+    train(step, reference, strategy, 3)
     assert_tables(layer, reference)
 
 

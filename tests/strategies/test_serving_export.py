@@ -107,11 +107,7 @@ def assert_is_of_one_device(path, model, layer):
 @on("tpu:2x4")
 @on("workers:2", tier="more")
 def test_partial_embedding(strategy, path):
-    model, layer = trained(
-        strategy,
-        tfrs_embed.PartialTPUEmbedding,
-        pipeline_execution_with_tensor_core=not is_tpu(strategy),
-    )
+    model, layer = trained(strategy, tfrs_embed.PartialTPUEmbedding)
     export(model, path)
     # All workers find it, whoever wrote it.
     assert_is_of_one_device(path, model, layer)

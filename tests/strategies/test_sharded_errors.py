@@ -64,11 +64,9 @@ BAD = {
 }
 
 
-@nightly(lambda pipelined, kind: pipelined == (kind == "order"))
 @pytest.mark.parametrize("kind", BAD)
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_bad_input_of_one_replica_is_an_error_on_all(strategy, kind, pipelined):
-    layer = make_layer(strategy, pipeline_execution_with_tensor_core=pipelined)
+def test_bad_input_of_one_replica_is_an_error_on_all(strategy, kind):
+    layer = make_layer(strategy)
     train = trainer(strategy, layer)
     batches = good(strategy)
     train(distribute(strategy, batches))

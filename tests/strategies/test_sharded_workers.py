@@ -148,13 +148,6 @@ DIFFERENT = {
         lambda: functools.partial(partial, layer={"size_threshold": 5}),
         ("Table 'genres': optimizer", "null", "not there"),
     ),
-    "pipelining": (
-        lambda: partial,
-        lambda: functools.partial(
-            partial, layer={"pipeline_execution_with_tensor_core": True}
-        ),
-        ("pipelined", "false", "true"),
-    ),
     "communication dtype": (
         lambda: partial,
         lambda: functools.partial(

@@ -15,10 +15,7 @@ UnmirroredVariable = ResourceVariable
 
 
 def make_variable(
-    value: tf.Tensor,
-    name: str,
-    shape: Any = None,
-    kind: type = UnmirroredVariable,
+    value: tf.Tensor, name: str, shape: Any = None
 ) -> tf.Variable:
     """Makes a variable of this device alone: no strategy mirrors it."""
     # TensorFlow refuses other names in a SavedModel's graph.
@@ -29,7 +26,7 @@ def make_variable(
     strategy = (
         tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
     )
-    return kind(
+    return UnmirroredVariable(
         value,
         trainable=False,
         name=name if re.match("[A-Za-z0-9.]", name) else f".{name}",

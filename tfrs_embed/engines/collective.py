@@ -24,13 +24,12 @@ from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
     LookupCall,
-    Pipelined,
     Together,
     refuse_to_train,
 )
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
+from tfrs_embed.engines.shard import Shard, stored
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
@@ -61,7 +60,7 @@ class Residuals(NamedTuple):
     after: list[tf.Tensor]
 
 
-class CollectiveEngine(Engine, Pipelined, Together):
+class CollectiveEngine(Engine, Together):
     """Keeps a shard of the tables on each replica of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
@@ -114,9 +113,8 @@ class CollectiveEngine(Engine, Pipelined, Together):
             with allocation.of_table(share, self._shards[0].device):
                 self._fill(table)
             self._expose(state)
-        self._step = CompositeStep(
-            [s.step for s in self._shards], self._strategy, self.drop_deferred
-        )
+        steps = [shard.step for shard in self._shards]
+        self._step = CompositeStep(steps, self._strategy)
         self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):
@@ -130,7 +128,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
-        return Shard(self.tables, self.optimizers, self._pipelined, device)
+        return Shard(self.tables, self.optimizers, device)
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         """The number of a table's rows on each shard that has some."""
@@ -281,16 +279,8 @@ class CollectiveEngine(Engine, Pipelined, Together):
         replica = self._replicas.current(self._name)
         if replica is None:
             return self._lookup_outside(call.bags), None
-        shard = self._shards[replica]
-        if not call.training:
-            shard.apply_deferred()
         with self._replicas.counting(replica, self._traffic[replica]):
-            activations, residuals = self._lookup(replica, call)
-        if call.training:
-            # After the lookups, and not if the ids are bad.
-            with tf.control_dependencies(residuals.after):
-                shard.apply_deferred()
-        return activations, residuals
+            return self._lookup(replica, call)
 
     @abc.abstractmethod
     def _lookup(
@@ -302,7 +292,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
         """Looks up outside of any replica: each feature's [count, dim]."""
         if self._replicas.workers > 1:
             return self._refuse_outside(bags)
-        self.apply_deferred()
         rows = [
             widen(self._rows_outside(f.table.name, b.ids))
             for f, b in zip(self.features, bags, strict=True)
@@ -366,19 +355,3 @@ class CollectiveEngine(Engine, Pipelined, Together):
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
         """Gathers a shard's gradients from all replicas, by table."""
-
-    @property
-    def deferred(self) -> list[DeferredUpdate]:
-        return [s.deferred for s in self._shards if s.deferred]
-
-    def drop_deferred(self) -> None:
-        for shard in self._shards:
-            shard.drop_deferred()
-
-    def apply_deferred(self) -> None:
-        shards = self._shards
-        if not tf.distribute.in_cross_replica_context():
-            replica = self._replicas.current(self._name)
-            shards = shards if replica is None else [shards[replica]]
-        for shard in shards:
-            shard.apply_deferred()

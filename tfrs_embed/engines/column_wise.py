@@ -43,7 +43,7 @@ class ColumnWiseEngine(CollectiveEngine):
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         mine = [t for s in self.slices if (t := s.on(rank)) is not None]
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
-        return Shard(mine, optimizers, self._pipelined, device)
+        return Shard(mine, optimizers, device)
 
     def _build(self) -> None:
         pieces = []
@@ -72,7 +72,7 @@ class ColumnWiseEngine(CollectiveEngine):
         bags, training = call.bags, call.training
         received = self._exchange.send_bags(replica, bags, training)
         mine = self._exchange.here(replica)
-        vectors = self._shards[replica].lookup(
+        vectors = self._shards[replica].store.lookup(
             [p.table for p in mine], received.bags, training, self._wire.dtype
         )
         found = self._exchange.send_vectors(

@@ -13,7 +13,6 @@ from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
     LookupCall,
-    Pipelined,
     Together,
 )
 from tfrs_embed.engines.norms import require_together
@@ -22,7 +21,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.storage.composite_step import CompositeStep
 
 
-class CompositeEngine(Engine, Pipelined, FixedBatches):
+class CompositeEngine(Engine, FixedBatches):
     """Looks features up in the tables of several engines, and trains these.
 
     Raises:
@@ -74,9 +73,7 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
         for engine in self._engines:
             engine.build()
         steps = [e.step for e in self._engines]
-        self._step = CompositeStep(
-            steps, steps[0]._distribute_strategy, self.drop_deferred
-        )
+        self._step = CompositeStep(steps, steps[0]._distribute_strategy)
         self._follow_step()
 
     @property
@@ -126,18 +123,3 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
             )
             for each in zip(*counted, strict=True)
         ]
-
-    @property
-    def deferred(self) -> list[Any]:
-        return tf.nest.flatten([e.deferred or [] for e in self._deferring()])
-
-    def apply_deferred(self) -> None:
-        for engine in self._deferring():
-            engine.apply_deferred()
-
-    def drop_deferred(self) -> None:
-        for engine in self._deferring():
-            engine.drop_deferred()
-
-    def _deferring(self) -> list[Pipelined]:
-        return [e for e in self._engines if isinstance(e, Pipelined)]

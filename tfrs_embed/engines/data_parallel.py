@@ -90,25 +90,23 @@ class DataParallelEngine(CollectiveEngine):
         return {
             "replicas": None,
             "copied": True,
-            # Lookups outside of replicas read the first copy, but apply
-            # deferred updates to all.
-            "exported": shards if self._pipelined else shards[:1],
+            # Lookups outside of replicas read the first copy.
+            "exported": shards[:1],
         }
 
     def _lookup(
         self, replica: int, call: LookupCall
     ) -> tuple[list[tf.Tensor], Residuals]:
         bags, names = call.bags, [f.table.name for f in self.features]
-        activations = self._shards[replica].lookup(
+        activations = self._shards[replica].store.lookup(
             names, bags, call.training, call.dtype
         )
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        self.apply_deferred()
         names = [f.table.name for f in self.features]
-        return self._shards[0].lookup(names, bags, False, tf.float32)
+        return self._shards[0].store.lookup(names, bags, False, tf.float32)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]

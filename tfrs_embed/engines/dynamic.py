@@ -66,7 +66,7 @@ class DynamicEngine(OneDeviceEngine):
                 assert isinstance(state, DynamicTable)
                 [shards[name]] = state.expose(
                     self._name,
-                    [self._shard.stores[name]],
+                    [self._shard.store],
                     replicas.of(self._strategy),
                     self._strategy,
                     self.step,
@@ -112,7 +112,7 @@ class DynamicEngine(OneDeviceEngine):
         for group, of_group in rows:
             for i, part in group.split(of_group, bags).items():
                 located[i] = bags[i]._replace(ids=part)
-        activations = self._shard.lookup(
+        activations = self._shard.store.lookup(
             [f.table.name for f in self.features], located, training, call.dtype
         )
         if not training:

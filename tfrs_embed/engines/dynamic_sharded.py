@@ -193,7 +193,7 @@ class DynamicShardedEngine(RowWiseEngine):
         name = state.spec.name
         self._rows[name] = state.expose(
             self._name,
-            [shard.stores[name] for shard in self._shards],
+            [shard.store for shard in self._shards],
             self._replicas,
             self._strategy,
             self._shards[0].step,

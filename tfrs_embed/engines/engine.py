@@ -121,7 +121,7 @@ class Engine(abc.ABC):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """Updates the tables and the step, or defers that; see `Pipelined`.
+        """Updates the tables and the step.
 
         Args:
             residuals: the residuals that `lookup` returned.
@@ -134,23 +134,6 @@ class Engine(abc.ABC):
     def traffic(self) -> list[Traffic]:
         """The communication of each local replica since `build`, if counted."""
         return []
-
-
-class Pipelined(abc.ABC):
-    """An engine whose updates can be deferred to the next training step."""
-
-    @property
-    @abc.abstractmethod
-    def deferred(self) -> Any:
-        """The `DeferredUpdate`, or a list of them, for tracking; None: none."""
-
-    @abc.abstractmethod
-    def apply_deferred(self) -> None:
-        """Applies deferred updates, in a replica only those of that replica."""
-
-    @abc.abstractmethod
-    def drop_deferred(self) -> None:
-        """Drops deferred updates."""
 
 
 class FixedBatches(abc.ABC):

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.engines.engine import Engine, LookupCall, Pipelined
+from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
+from tfrs_embed.engines.shard import Shard, stored
 from tfrs_embed.ops.update import (
     PARAMETERS,
     GradientContributions,
@@ -22,14 +22,12 @@ from tfrs_embed.storage import allocation
 from tfrs_embed.storage.initial_values import initial_blocks
 
 
-class OneDeviceEngine(Engine, Pipelined):
+class OneDeviceEngine(Engine):
     """Holds each table in one variable on one device."""
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
-        self._shard = Shard(
-            self.tables, self.optimizers, options.pipelined, options.device
-        )
+        self._shard = Shard(self.tables, self.optimizers, options.device)
 
     def build(self) -> None:
         self._shard.build(lambda table: table.vocabulary_size)
@@ -60,16 +58,10 @@ class OneDeviceEngine(Engine, Pipelined):
         return self._shard.step
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
-        if not call.training:
-            self.apply_deferred()
         names = [f.table.name for f in self.features]
-        activations = self._shard.lookup(
+        activations = self._shard.store.lookup(
             names, call.bags, call.training, call.dtype
         )
-        if call.training:
-            # After the lookups, and not if the ids are bad.
-            with tf.control_dependencies([b.ids for b in call.bags]):
-                self.apply_deferred()
         return activations, call.bags
 
     def apply_gradients(
@@ -85,13 +77,3 @@ class OneDeviceEngine(Engine, Pipelined):
             [b.ids for b in residuals],
             norm_factors(self.optimizers),
         )
-
-    @property
-    def deferred(self) -> DeferredUpdate | None:
-        return self._shard.deferred
-
-    def drop_deferred(self) -> None:
-        self._shard.drop_deferred()
-
-    def apply_deferred(self) -> None:
-        self._shard.apply_deferred()

@@ -22,9 +22,7 @@ class EngineOptions:
         optimizers: each table's optimizer by name; None: it is not trained.
         strategy: the strategy under which the tables are made.
         name: the owner of the tables, for errors.
-        pipelined: whether updates overlap the next step: lookup i sees the
-            updates of steps 0 to i - 2; that of step i - 1 runs beside the
-            dense part of step i.
+        pipelined: whether SparseCores overlap updates with the next step.
         device: the device of one-device tables; None: TensorFlow's choice.
         batch_size: the largest batch of a TPU's replica, or None.
         sparse_core_config: a `SparseCoreEmbeddingConfig`, or None.

@@ -114,7 +114,7 @@ class RowWiseEngine(CollectiveEngine):
         for hot in self._hot_rows.tables.values():
             tables.append(hot.copies)
             optimizers[hot.copies.name] = optimizers[hot.table.name]
-        return Shard(tables, optimizers, self._pipelined, device)
+        return Shard(tables, optimizers, device)
 
     def _make_groups(self) -> list[TableGroup]:
         """Groups the tables whose rows are exchanged together."""
@@ -155,14 +155,7 @@ class RowWiseEngine(CollectiveEngine):
         if hot is None:
             return {}
         copies = [s.variables[hot.copies.name][variable] for s in self._shards]
-        options: dict[str, Any] = {
-            "on_write": functools.partial(hot.write, copies)
-        }
-        if self._pipelined:
-            # SavedModels' lookups read shards, but apply deferred updates
-            # before.
-            options["exported"] = [*shards, *copies]
-        return options
+        return {"on_write": functools.partial(hot.write, copies)}
 
     def _lookup(
         self, replica: int, call: LookupCall
@@ -195,7 +188,7 @@ class RowWiseEngine(CollectiveEngine):
             vectors = self._vectors.send_bags(
                 replica, bags, by_vectors, sizes[-1], training
             )
-            sums = self._shards[replica].lookup(
+            sums = self._shards[replica].store.lookup(
                 [self.features[i].table.name for i in by_vectors],
                 vectors.bags,
                 training,

@@ -242,7 +242,7 @@ class DistributedEmbedding(TableLayer):
         return {_PREPROCESSED: result}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
-        """All tables' values by name, deferred updates applied.
+        """All tables' values by name.
 
         With several workers all of them must call it.
 

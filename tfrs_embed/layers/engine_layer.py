@@ -14,7 +14,7 @@ from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.custom_gradients import custom_gradient
-from tfrs_embed.engines.engine import Engine, LookupCall, Pipelined
+from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.layers.base import Layer
@@ -47,12 +47,11 @@ class EngineLayer(Layer):
 
     @property
     def embedding_tables(self) -> dict[Any, tf.Variable]:
-        """The tables by the user's own table configs, deferred updates applied.
+        """The tables by the user's own table configs.
 
         Shapes are [vocabulary_size, dim].
         """
         self.ensure_built()
-        self._drain_eagerly()
         return {
             state.spec.source: state.table
             for state in self.engine.states.values()
@@ -83,9 +82,6 @@ class EngineLayer(Layer):
         ]
         self._list_weights([*variables, ("step", self.engine.step)])
         self.step = self.engine.step
-        # SavedModels contain the attribute's name.
-        if isinstance(self.engine, Pipelined):
-            self.pending = self.engine.deferred
         for name, optimizer in self.engine.optimizers.items():
             rate = optimizer and optimizer.rate.variable
             if rate is not None:
@@ -171,26 +167,14 @@ class EngineLayer(Layer):
         assert self._update is not None
         return self._update.differentiate(*args)
 
-    def _drain_eagerly(self) -> None:
-        # Reading variables while a function is traced must not apply updates.
-        if tf.executing_eagerly():
-            self.drain()
-
-    @tf.autograph.experimental.do_not_convert
-    def drain(self) -> None:
-        """Applies the updates that pipelining has deferred."""
-        if self.built and isinstance(self.engine, Pipelined):
-            self.engine.apply_deferred()
-
     def save_own_variables(self, store: Any) -> None:
-        """Stores tables and slots by name, deferred updates applied.
+        """Stores tables and slots by name.
 
         HDF5 has no bfloat16: such rows are stored as float32. A layer that
         isn't built stores nothing.
         """
         if not self.built:
             return
-        self._drain_eagerly()
         for state in self.engine.states.values():
             for name, variable in state.variables.items():
                 value = variable.numpy()
@@ -228,19 +212,10 @@ class EngineLayer(Layer):
             if not self._refusal or "step" in store:
                 self._refusal = str(error)
             raise ValueError(self._refusal) from None
-        # The deferred update is one of the replaced tables.
-        if isinstance(self.engine, Pipelined):
-            self.engine.drop_deferred()
         for variable, value in found:
             dtype = variable.dtype.as_numpy_dtype
             variable.assign(np.asarray(value).astype(dtype, copy=False))
         self.engine.step.assign(store["step"])
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        self._drain_eagerly()
-        return super()._trackable_children(save_type, **kwargs)
 
 
 def _stored(store: Any, table: str, name: str, variable: Any) -> Any:

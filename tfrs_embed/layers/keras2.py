@@ -59,11 +59,6 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
         return super()._differentiate(*args)
 
     @property
-    def non_trainable_weights(self) -> list[tf.Variable]:
-        self._drain_eagerly()
-        return super().non_trainable_weights
-
-    @property
     def _tracking_metadata(self) -> str:
         # Keras reads it when it saves a SavedModel to be loaded by Keras.
         if not self.engine.has_whole_tables:

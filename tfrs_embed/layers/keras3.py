@@ -216,16 +216,6 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
             for name, variable in variables:
                 self._track_variable(_TableVariable(name, variable))
 
-    @property
-    def weights(self) -> list[keras.Variable]:
-        self._drain_eagerly()
-        return super().weights
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        self._drain_eagerly()
-        return super().variables
-
 
 def _to_tensor(value: Any) -> Any:
     """Converts arrays and numbers; Keras refuses mixtures."""

@@ -49,11 +49,10 @@ class PartialTPUEmbedding(TableLayer):
             `tfrs_embed.optimizers`; or the name of one, such as "adagrad" (see
             `tfrs_embed.types.OptimizerName`). None: such tables have no slots
             and are not trained.
-        pipeline_execution_with_tensor_core: whether the tables' updates overlap
-            the next training step. Lookup i then sees the updates of steps 0
-            to i - 2. Reading tables, saving, evaluating and `drain()` apply
-            pending updates. On SparseCores updates overlap within a loop on the
-            device, and the end of the loop applies them; see docs/tpu.md.
+        pipeline_execution_with_tensor_core: whether SparseCores overlap the
+            tables' updates with the next training step, within a loop on the
+            device. Lookup i of the loop then sees its updates of steps 0 to
+            i - 2; see docs/tpu.md. Read on TPUs only.
         batch_size: the largest batch of one replica, as in TFRS. TPUs make
             tables for it where neither an output_shape nor the first call
             gives a size; other devices don't read it.
@@ -90,8 +89,8 @@ class PartialTPUEmbedding(TableLayer):
             order.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row splits or indices of its ids. They get no gradient.
-        training: as in every Keras layer. True: the step may be pipelined.
-            False: tables that an engine holds are constants without a
+        training: as in every Keras layer. True: the step may be pipelined on
+            TPUs. False: tables that an engine holds are constants without a
             gradient; see docs/gradients.md.
         partial: whether `inputs` may leave features out: keys of dicts, or
             None in place of entries of lists and tuples. The outputs leave out

@@ -32,7 +32,7 @@ class TableArguments:
     Attributes:
         given: the arguments by name.
         optimizer: trains the tables that have no optimizer of their own.
-        pipelined: whether updates overlap the next step.
+        pipelined: whether SparseCores overlap updates with the next step.
         size_threshold: number of rows above which a table is large, or None; 0
             for layers without this argument.
         invalid_ids: one of `InvalidIds`.

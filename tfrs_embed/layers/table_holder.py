@@ -83,12 +83,6 @@ class TableHolder(Layer):
             arguments.given.get("embedding_feature"),
             self._KERAS_TRAINS,
         )
-        if arguments.pipelined and any(t.keys for t in spec.tables):
-            raise NotImplementedError(
-                f"Layer '{self.name}': tables with DynamicKeys can't be "
-                "pipelined: a key's row has to be there before the next step "
-                "looks it up. Leave pipeline_execution_with_tensor_core out."
-            )
         self._spec = spec
         self._arguments = arguments
         large = [
@@ -217,7 +211,6 @@ class TableHolder(Layer):
                 "invalid_ids": arguments.invalid_ids,
                 "dtype": self.compute_dtype,
                 "trainable": self.trainable,
-                "pipelined": arguments.pipelined,
                 "communication_dtype": arguments.sent_as,
                 "tables": [t.name for t in spec.tables],
                 "features": [f.name for f in spec.features],
@@ -270,13 +263,11 @@ class TableHolder(Layer):
 
     @property
     def embedding_tables(self) -> dict[str, tf.Variable]:
-        """All tables by name, deferred updates applied.
+        """All tables by name.
 
         Shapes are [vocabulary_size, dim].
         """
         self._ensure_tables()
-        if tf.executing_eagerly():
-            self.drain()
         return {
             table.name: self.tables[table.name].table
             for table in self._spec.tables
@@ -285,8 +276,7 @@ class TableHolder(Layer):
     def load_tables(self, tables: Mapping[str, Any]) -> None:
         """Sets the values of small and large tables.
 
-        Their slots and the step keep their values. Deferred updates are applied
-        before.
+        Their slots and the step keep their values.
 
         Args:
             tables: for each table's name an array, a tensor or a variable
@@ -403,9 +393,7 @@ class TableHolder(Layer):
         return layer.step if layer is not None and layer.built else None
 
     def drain(self) -> None:
-        """Applies the updates that pipelining has deferred."""
-        if self._engine_layer is not None:
-            self._engine_layer.drain()
+        """Does nothing: all updates of finished steps and loops are made."""
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able.
@@ -498,8 +486,6 @@ class TableHolder(Layer):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        if tf.executing_eagerly():
-            self.drain()
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "checkpoint":
             children = {

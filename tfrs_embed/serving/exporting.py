@@ -117,8 +117,6 @@ def export(
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             save_graph(model, functions, tables, folder)
-        for layer in tables.layers.values():
-            layer.drain()
         with _together(strategy):
             # The last folder's name is often a version's number.
             name = "/".join(path.split("/")[-2:])

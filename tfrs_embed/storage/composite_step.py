@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,24 +12,11 @@ from tfrs_embed.storage.composite import CompositeVariable
 
 
 class CompositeStep(CompositeVariable):
-    """The number of updates, of which every part of an engine has a copy.
-
-    Restoring it calls `drop_deferred`, which drops the updates that pipelining
-    has deferred: a one-device engine's step does so too.
-    """
+    """The number of updates, of which every part of an engine has a copy."""
 
     dtype = tf.int64
     shape = tf.TensorShape(())
     name = "step:0"
-
-    def __init__(
-        self,
-        steps: Sequence[Any],
-        strategy: tf.distribute.Strategy,
-        drop_deferred: Callable[[], None],
-    ) -> None:
-        super().__init__(steps, strategy)
-        self._drop_deferred = drop_deferred
 
     def numpy(self) -> np.int64:
         return self._variables[0].numpy()
@@ -52,7 +38,3 @@ class CompositeStep(CompositeVariable):
             with tf.init_scope(), tf.device("CPU:0"):
                 object_map[self] = UnmirroredVariable(self.numpy())
         object_map[self].assign(self.read())
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        self._drop_deferred()
-        super()._restore_from_tensors(restored_tensors)

@@ -1,13 +1,11 @@
-"""Which store keeps a table."""
+"""The store that keeps tables."""
 
 from __future__ import annotations
 
-from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage.memory import MemoryRows
 from tfrs_embed.storage.row_store import RowStore
 
 
-def kind_of(table: TableSpec) -> type[RowStore]:
-    """Returns the class of the store that keeps a table's rows."""
-    del table  # All tables are in memory.
-    return MemoryRows
+def make_store(device: str | None) -> RowStore:
+    """Returns a store of rows on a device; see `RowStore`."""
+    return MemoryRows(device)

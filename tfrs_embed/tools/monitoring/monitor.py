@@ -48,8 +48,7 @@ class TableMonitor:
     """Measures a layer's tables, and their changes since the last report.
 
     Custom training loops call it between steps; `TableStatistics` is the Keras
-    callback. Measuring changes nothing: updates that a pipelined layer has
-    deferred stay deferred, and are in a later report.
+    callback.
 
     Changes are those of up to 10,000 of the rows that are read of each of a
     table's shards: a monitor keeps their values. Each of several workers
