@@ -171,7 +171,7 @@ class TestCheckpoints:
         path = save(trained(), tmp_path)
         keys = DynamicKeys(admission=FrequencyAdmission(2), eviction=None)
         other = make(rows=3, keys=keys)
-        text = r"Table 'ids' has no room for 4 keys: .* is 3.*shrink=True"
+        text = r"Table 'ids' has no room for 4 keys: .* 3 rows.*shrink=True"
         if not built:
             restore(other, path)
             with pytest.raises(ValueError, match=text):
@@ -205,8 +205,8 @@ class TestCheckpoints:
         said = pytest.warns(
             UserWarning,
             match=r"^Table 'ids' leaves out 2 of 4 keys of '.*checkpoint-1': "
-            r"over 1 replica shard 0 would hold 4 of them, and the most rows "
-            r"of a shard is 2\. These are the keys that eviction=.* first",
+            r"shard 0 of 1 would hold 4 of them, and has at most 2 rows\. "
+            r"These are the keys that eviction=.* first",
         )
         if built:
             train(other, [70, 80])
@@ -234,7 +234,6 @@ class TestCheckpoints:
             ("lfu", [2, 5]),
             (TimeToLive(5), [-7, 2]),
             (None, [-7, 2]),
-            (lambda keys, *_: keys, [2, 5]),
         ],
     )
     def test_a_smaller_table_keeps_what_would_go_last(
@@ -358,9 +357,8 @@ class TestCheckpoints:
         if eviction is None:
             assert not found["ids/frequency"].any()
 
-    # The steps of the layer that the table comes to: fewer, and more.
     @nightly(without_kernels)
-    @pytest.mark.parametrize("steps", [0, 2, 9])
+    @pytest.mark.parametrize("steps", [0, 2])
     @pytest.mark.parametrize("kind", ["all2all", "embedding", "partial"])
     def test_a_table_alone_keeps_how_long_ago_keys_were_used(
         self, tmp_path, kind, steps
@@ -626,15 +624,14 @@ def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
 
 
 @on("keras:3", tier="more")
-@pytest.mark.parametrize("eviction", ["lru", "lfu", None])
 @pytest.mark.parametrize("form", [f for f in FORMATS if f != "keras"])
-def test_a_smaller_models_table_keeps_what_would_go_last(
-    tmp_path, form, eviction
+def test_a_smaller_models_table_takes_a_part_of_checkpoints_alone(
+    tmp_path, form
 ):
     def make(rows):
         inputs = keras.Input((), dtype="int64")
         layer = layers.DynamicEmbedding(
-            DIM, None, eviction, input_dim=rows, optimizer="adam"
+            DIM, None, "lfu", input_dim=rows, optimizer="adam"
         )
         head = keras.layers.Dense(1, kernel_initializer="ones")
         return keras.Model(inputs, head(layer(inputs))), layer
@@ -644,29 +641,24 @@ def test_a_smaller_models_table_keeps_what_would_go_last(
     for keys in ([0, 0, 0, 0, 1, 1, 1, 2, 2], [3, 4, 5], [2, 4, 0]):
         fit(model, keys)
     saved = {k: v.numpy() for k, v in layer.table.variables.items()}
-    kept = [0, 1, 2, 4] if eviction == "lfu" else [0, 2, 4, 5]
     other, again = make(4)
     fit(other, [7, 8])
     path = str(tmp_path / f"model.{form}")
     if form == "checkpoint":
         path = tf.train.Checkpoint(model=model).save(path)
-        load = tf.train.Checkpoint(model=other).restore
-    else:
-        model.save_weights(path)
-        load = other.load_weights
-    if eviction is None:
-        with pytest.raises(ValueError, match=r"no room for 6.*shrink=True"):
-            load(path)
-        with checkpoint.growing_tables(shrink=True):
-            load(path)
-    else:
         with pytest.warns(UserWarning, match="leaves out 2 of 6 keys"):
-            load(path)
-    for name, value in saved.items():
-        found = again.table.variables[name].numpy()
-        if name != "candidates":
-            value = value[kept]
-        np.testing.assert_array_equal(found, value, name)
+            tf.train.Checkpoint(model=other).restore(path)
+        for name, value in saved.items():
+            found = again.table.variables[name].numpy()
+            if name != "candidates":
+                value = value[[0, 1, 2, 4]]
+            np.testing.assert_array_equal(found, value, name)
+        return
+    model.save_weights(path)
+    before = state(again)
+    with pytest.raises(ValueError, match=r"no room for 6.*checkpoint's keys"):
+        other.load_weights(path)
+    assert_same(state(again), before)
 
 
 def test_a_file_with_too_many_keys_for_one_table_changes_none(tmp_path):

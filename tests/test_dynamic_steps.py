@@ -689,8 +689,6 @@ class TestEvict:
             ("lru", 1, [1, 2]),
             ("lfu", 1, [1, 3]),
             (tfrs_embed.TimeToLive(1), None, [1, 2]),
-            (lambda keys, last_used, frequency: -keys, 2, [1]),
-            (lambda keys, last_used, frequency: frequency, 1, [1, 3]),
             ("lru", 0, [1, 2, 3]),
             ("lru", 9, []),
         ],
@@ -709,7 +707,6 @@ class TestEvict:
             ("items", None, 1, "eviction=None"),
             ("items", "lru", None, "say how many"),
             ("items", "lfu", -1, "integer >= 0, got -1"),
-            ("items", lambda *_: np.zeros(2), 1, r"shape \[2\].*of 3 keys"),
         ],
     )
     def test_bad_requests_change_nothing(self, table, rule, count, text):

@@ -188,8 +188,8 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
         assert re.search(
             "replica of rank 0: Layer 'full_shard', table 'table': .* a shard "
             "has rows for 5 keys, and holds 3. It needs 1 rows more .*; "
-            f"({full[3]}|{full[4]}|{full[5]}) is a key without one. .* A "
-            "larger max_vocabulary_size_per_gpu makes room on all",
+            f"({full[3]}|{full[4]}|{full[5]}) is a key without one. A "
+            "larger max_vocabulary_size_per_gpu makes room",
             text,
         )
     assert_same(state(layer), before)
@@ -333,7 +333,7 @@ def test_checkpoints_of_other_worlds(strategy, hashed):
             small.build(None)
             with pytest.raises(
                 (ValueError, tf.errors.InvalidArgumentError),
-                match=r"has no room for .* max_vocabulary_size_per_gpu is 1",
+                match=r"has no room for .* 1 rows. .*max_vocabulary_size_per",
             ):
                 tf.train.Checkpoint(layer=small).read(str(path / "ckpt"))
         assert small.size == 0

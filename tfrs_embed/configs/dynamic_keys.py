@@ -8,7 +8,7 @@ If no row is free, the eviction rule takes rows from other keys.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -118,11 +118,6 @@ class TimeToLive:
         convert_fields(self, "TimeToLive", steps=integer)
 
 
-#: Rates keys for `evict`: (keys [n] int64, last_used [n] int64, frequency [n]
-#: int64) -> [n] numbers; the lowest go first.
-Score = Callable[[Any, Any, Any], Any]
-
-
 @dataclasses.dataclass(frozen=True)
 class DynamicKeys:
     """The keys of a table that gives rows to new keys as they occur.
@@ -148,14 +143,12 @@ class DynamicKeys:
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
             least frequent, and of these the longest unused; a `TimeToLive`;
-            None. Of equal keys the smallest goes. A function of (keys,
-            last_used, frequency) rates keys for the table's `evict`, and evicts
-            none in steps.
+            None. Of equal keys the smallest goes.
         when_full: what a step does that needs more rows than there are: "evict"
             takes rows from other keys; "grow" doubles the rows, up to max_rows,
             and then evicts if there is an eviction rule; "error" fails and
-            changes nothing. None: "evict" if there is an eviction rule for
-            steps, else "error".
+            changes nothing. None: "evict" if there is an eviction rule, else
+            "error".
         candidates: the most keys without rows that `FrequencyAdmission`
             remembers; the longest unseen is forgotten first. None: 4 for each
             row of vocabulary_size.
@@ -168,10 +161,13 @@ class DynamicKeys:
 
     dtype: Any = tf.int64
     admission: FrequencyAdmission | ProbabilisticAdmission | None = None
-    eviction: str | TimeToLive | Score | None = "lru"
+    eviction: str | TimeToLive | None = "lru"
     when_full: str | None = None
     candidates: int | None = None
     max_rows: int | None = None
+
+    #: The end of errors about a full table.
+    MORE_ROOM = "More rows make room."
 
     def __post_init__(self) -> None:
         convert_fields(
@@ -210,23 +206,21 @@ class DynamicKeys:
         if isinstance(rule, str):
             rule = rule.lower()
             choice(rule, ("lru", "lfu"), what)
-        elif isinstance(rule, type) or not (
-            rule is None or isinstance(rule, TimeToLive) or callable(rule)
-        ):
+        elif not (rule is None or isinstance(rule, TimeToLive)):
             raise TypeError(
-                f"{what} must be 'lru', 'lfu', a TimeToLive, a function or "
-                f"None, got {rule!r}."
+                f"{what} must be 'lru', 'lfu', a TimeToLive or None, got "
+                f"{rule!r}. A program with a rule of its own calls the table's "
+                "remove(keys)."
             )
         object.__setattr__(self, "eviction", rule)
         choice(self.when_full, _WHEN_FULL, "DynamicKeys: when_full")
         if self.when_full is None:
-            default = "evict" if self.evicts_in_steps else "error"
+            default = "error" if rule is None else "evict"
             object.__setattr__(self, "when_full", default)
-        if self.when_full == "evict" and not self.evicts_in_steps:
-            rule = "None" if self.eviction is None else "a function"
+        if self.when_full == "evict" and rule is None:
             raise ValueError(
                 "DynamicKeys: when_full='evict' needs eviction='lru', 'lfu' or "
-                f"a TimeToLive, got {rule}, which evicts nothing in a step."
+                "a TimeToLive, got None, which evicts nothing."
             )
         if self.when_full == "error" and isinstance(self.eviction, str):
             raise ValueError(
@@ -234,17 +228,11 @@ class DynamicKeys:
                 "anything with when_full='error'. Leave one of them out."
             )
 
-    @property
-    def evicts_in_steps(self) -> bool:
-        """Whether steps can follow the eviction rule."""
-        return isinstance(self.eviction, (str, TimeToLive))
-
 
 class KeysOfShards(DynamicKeys):
     """`DynamicKeys` of a table whose rows are declared for each shard."""
 
-    #: The argument that declares them, for errors.
-    ROWS = "max_vocabulary_size_per_gpu"
+    MORE_ROOM = "A larger max_vocabulary_size_per_gpu makes room."
 
 
 def are_counted(keys: DynamicKeys) -> bool:

@@ -117,7 +117,7 @@ def features_from_config(config: Any, keras: Any) -> Any:
 
 
 def to_config(value: Any) -> Any:
-    """Returns a declaration, or its field, as JSON-able; no functions."""
+    """Returns a declaration, or its field, as JSON-able."""
     if isinstance(value, tf.DType):
         return value.name
     if isinstance(value, tuple):
@@ -125,10 +125,6 @@ def to_config(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         stored = {n: to_config(getattr(value, n)) for n in _names(value)}
         return {_CLASS: type(value).__name__, **stored}
-    if callable(value):
-        raise ValueError(
-            f"A layer's config can't store an eviction function: {value!r}."
-        )
     return value
 
 

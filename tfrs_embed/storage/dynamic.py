@@ -147,9 +147,6 @@ class DynamicTable(TableState):
     def give_rows(self, keys: Any) -> None:
         """Replaces all keys by others, with initial rows.
 
-        If the table evicts keys, keys for which their shards have no room are
-        left out with a warning.
-
         Args:
             keys: [n], of the table's dtype of keys.
 
@@ -191,8 +188,7 @@ class DynamicTable(TableState):
             The number of this process's keys that lost their rows.
 
         Raises:
-            ValueError: there is no eviction rule, or no count; or the rule is a
-                function that did not return a number for each key.
+            ValueError: there is no eviction rule, or no count.
             RuntimeError: it is called in a traced function.
         """
         rows = self._built("evict")

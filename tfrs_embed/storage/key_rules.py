@@ -71,7 +71,7 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     """Returns the rules for one of `world` shards of a table with keys."""
     keys = table.keys
     assert keys is not None
-    evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
+    evicts = keys.when_full in ("evict", "grow") and keys.eviction is not None
     exact = evicts or isinstance(keys, KeysOfShards)
     capacity = _rows_of_shard(table.vocabulary_size, world, exact)
     most = capacity

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
 
+from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.names import key_of, sibling
+from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows, checked_integers
@@ -38,10 +40,7 @@ class KeyedCheckpoint:
         # Keys that were read and not yet restored, in the checkpoint's order,
         # with counters and candidates by name.
         self._new: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
-        # The step at which the keys were saved, if known; the largest restored
-        # step of last use, until `count_from_step` shifts it; None: no
-        # counters.
-        self._saved_at: int | None = None
+        # The largest restored step of last use, until `count_from_step`.
         self._newest: int | None = None
         self._has_step = False
         self.moments = weakref.WeakKeyDictionary()
@@ -70,7 +69,6 @@ class KeyedCheckpoint:
                     name, _read(there, reader), len(keys), where
                 )
         self._take(keys, known, reader.prefix)
-        self._saved_at = _step_of(key, reader)
 
     def read_numbers(self, rows: int, prefix: str) -> None:
         """Takes the row numbers of a table without keys as keys."""
@@ -80,8 +78,9 @@ class KeyedCheckpoint:
         self, keys: np.ndarray, known: dict[str, np.ndarray], prefix: str
     ) -> None:
         room = self._rows.room
-        room.require(keys, evict=LAST_USED in known)
-        room.choose(keys, known)  # A user's eviction rule may fail.
+        evicts = room.evicts and LAST_USED in known
+        if not evicts and not growth.may_shrink():
+            room.require(keys)
         self._new = keys, known
         self.source, self.num_new_keys = prefix, len(keys)
 
@@ -92,8 +91,10 @@ class KeyedCheckpoint:
         keys, known = self._new
         self._new = None
         kept = self._rows.replace(keys, known)
-        source = f" of '{self.source}'"
-        self._rows.warn(self._rows.room.left_out(keys, kept, source))
+        chief = self._rows.replicas.worker == 0
+        if chief and not kept.all() and not growth.may_shrink():
+            text = self._rows.room.left_out(keys, kept, str(self.source))
+            warnings.warn(text, UserWarning, stacklevel=2)
         self._newest = None
         if LAST_USED in known:
             seen = known[LAST_USED]
@@ -104,45 +105,22 @@ class KeyedCheckpoint:
             self.count_from_step()
 
     def count_from_step(self) -> None:
-        """Shifts restored steps of last use to this layer's step.
+        """Shifts restored steps of last use back, to this layer's step.
 
-        A table that is restored without its layer keeps its new layer's step.
-        Its keys then were used as many steps ago as when they were saved. Call
-        it after the step was restored, if one is.
+        A table that is restored without its layer keeps its new layer's step,
+        which may be smaller. Call it after the step was restored, if one is.
         """
         self._has_step = True
         newest, self._newest = self._newest, None
-        if newest is None:
-            return
         step = int(np.asarray(self._step))
-        known = step if self._saved_at is None else self._saved_at
-        # If no step was saved, no use may be later than this layer's step.
-        later = step - max(newest, known)
-        if later:
-            for shard in self._rows.shards:
-                shard.set_known(
-                    last_used=shard.live().last_used + later,
-                    candidates=shard.integers(CANDIDATES)
-                    + np.array([0, 0, later]),
-                )
-
-
-def _step_of(key: str, reader: BundleReader) -> int | None:
-    """Returns the step saved with a table's layer, if any.
-
-    A layer has its tables as "tables/<name>", or one as "table".
-    """
-    table = key.removesuffix(key_of("")).split("/")[:-1]
-    if table[-2:-1] == ["tables"]:
-        layer = table[:-2]
-    elif table[-1:] == ["table"]:
-        layer = table[:-1]
-    else:
-        return None
-    step = key_of("/".join([*layer, "step"]))
-    if reader.shapes.get(step) != []:
-        return None
-    return int(reader.read(step).numpy())
+        if newest is None or newest <= step:
+            return
+        for shard in self._rows.shards:
+            shard.set_known(
+                last_used=shard.live().last_used + step - newest,
+                candidates=shard.integers(CANDIDATES)
+                + np.array([0, 0, step - newest]),
+            )
 
 
 def _read(key: str, reader: BundleReader) -> np.ndarray:

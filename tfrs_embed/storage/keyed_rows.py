@@ -8,7 +8,6 @@ key.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,14 +57,10 @@ class KeyedRows:
         self.room = KeyRoom(table, replicas.world, self.owner)
         self.replicas = replicas
         self._gather = Gathering(replicas, f"read the keys of {self.owner}")
-        self._said_full = False
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
-        # If keys without room were left out: all written keys, and values for
-        # them. Which keys stay is decided once their counters are written.
-        self._coming: dict[str, np.ndarray] = {}
 
     def variables(self, name: str) -> list[tf.Variable]:
         """Returns a part's variables; for integers, those of the parameters."""
@@ -82,23 +77,13 @@ class KeyedRows:
         """Returns this process's shards, with their ranks."""
         return list(zip(self.replicas.ranks, self.shards, strict=True))
 
-    def warn(self, text: str) -> None:
-        """Warns on the first worker, unless the text is empty."""
-        if text and self.replicas.worker == 0:
-            warnings.warn(text, UserWarning, stacklevel=2)
-
     # Reading.
 
     def counts(self, name: str = KEYS) -> list[int]:
         """Returns each shard's length of a part; all workers must call."""
         if name == CANDIDATES:
             return self.numbers(lambda table: len(table.candidates()))
-        counts = self.numbers(KeyTable.size)
-        if not self._said_full:
-            text = self.room.unevenly_full(counts)
-            self._said_full = bool(text)
-            self.warn(text)
-        return counts
+        return self.numbers(KeyTable.size)
 
     def local_counts(self) -> dict[int, int]:
         """Returns the number of keys of this process's shards, by rank."""
@@ -193,10 +178,8 @@ class KeyedRows:
         """Sets a part of all shards.
 
         Keys, [n] int64 ascending, replace all keys, and get initial rows,
-        initial slots and counters of zero. If the table evicts keys, those
-        without room are left out; which ones is decided again once counters
-        were written for all of them. Candidates replace all candidates. Other
-        parts, [n, ...], belong to the keys that exist, or were last written.
+        initial slots and counters of zero. Candidates replace all candidates.
+        Other parts, [n, ...], belong to the keys that exist.
 
         Raises:
             ValueError: the shape is wrong, keys are not ascending, or a shard
@@ -211,13 +194,9 @@ class KeyedRows:
                 shard.set_known(candidates=candidates[shard_of == rank])
         elif name == KEYS:
             self.check_keys(values)
-            kept = self.replace(values, {})
-            self._coming = {} if kept.all() else {KEYS: values}
-            self.warn(self.room.left_out(values, kept, ""))
+            self.replace(values, {})
         else:
-            keys = self._coming.get(KEYS)
-            if keys is None or len(values) != len(keys):
-                keys, self._coming = self._keys_to_write_for(), {}
+            keys = self._keys_to_write_for()
             if name in COUNTERS:
                 values = checked_integers(name, values, len(keys), self.owner)
             shape = (len(keys), *self.row_shape(name))
@@ -228,10 +207,6 @@ class KeyedRows:
                     f"{list(values.shape)}."
                 )
             self.write_for(name, keys, values)
-            if self._coming:
-                self._coming[name] = values
-                if name == COUNTERS[-1]:
-                    self._choose_again()
 
     def check_keys(self, keys: np.ndarray) -> None:
         """Checks keys before they are written; see `write`."""
@@ -270,15 +245,6 @@ class KeyedRows:
         if self.replicas.workers > 1:
             self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept
-
-    def _choose_again(self) -> None:
-        """Writes all keys again, and chooses those to leave out by counters."""
-        coming, self._coming = self._coming, {}
-        keys = coming.pop(KEYS)
-        self.replace(keys, coming)
-        for name, values in coming.items():
-            if name not in COUNTERS:
-                self.write_for(name, keys, values)
 
     def _keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong."""

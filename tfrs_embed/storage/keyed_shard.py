@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import CANDIDATES
-from tfrs_embed.configs.dynamic_keys import KeysOfShards
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
@@ -41,13 +40,12 @@ class KeyedShard:
         self.owner = f"{owner}, table '{table.name}'"
         self.table = table.name
         self._table = table
-        self._world = world
         self.store = store
         self.variables = store.variables(table.name)
         self._slots = slots
         self.make_initial = make_initial
         assert table.keys is not None
-        self.is_unsigned = table.keys.dtype == tf.uint64
+        self.keys = table.keys
         self.rules = key_rules(table, world)
         self.key_table = KeyTable(self.rules)
 
@@ -61,19 +59,6 @@ class KeyedShard:
         with tf.device(self.store.device):
             vectors = self.store.read(self._table.name, PARAMETERS, found.rows)
             return self.key_table.check_vectors(found, vectors)
-
-    def without_row(self) -> str:
-        """Returns an error's end about a key without a row: what makes room."""
-        keys = self._table.keys
-        assert keys is not None
-        fingerprint = "the fingerprint of " * (keys.dtype == tf.string)
-        more = "More rows make"
-        if isinstance(keys, KeysOfShards):
-            more = f"A larger {KeysOfShards.ROWS} makes"
-        text = f" is {fingerprint}a key without one. "
-        if self._world == 1:
-            return f"{text}{more} room."
-        return f"{text}Other shards may have free rows. {more} room on all."
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
@@ -189,10 +174,7 @@ class KeyedShards:
         Keys and counts are those of `Request`; `lacking`, [tables] int64, says
         how many rows each table lacks.
         """
-        owners = [
-            (shard.owner, shard.without_row(), shard.is_unsigned)
-            for shard in self.shards
-        ]
+        owners = [(shard.owner, shard.keys) for shard in self.shards]
 
         def text(
             info: np.ndarray,
@@ -203,15 +185,19 @@ class KeyedShards:
         ) -> bytes:
             worst = np.argmax(lacking)
             size, capacity, *_ = info[worst]
-            owner, without_row, is_unsigned = owners[worst]
+            owner, declared = owners[worst]
             if len(table_of):
                 absent &= table_of == worst
             [key] = keys[absent][:1] if absent.any() else [np.int64(0)]
+            if declared.dtype == tf.uint64:
+                key = key.view(np.uint64)
+            is_string = declared.dtype == tf.string
             return (
                 f"{owner}: no room for the keys of this step: a shard has rows "
                 f"for {capacity} keys, and holds {size}. It needs "
-                f"{lacking[worst]} rows more than it can make room for; "
-                f"{key.view(np.uint64) if is_unsigned else key}{without_row}"
+                f"{lacking[worst]} rows more than it can make room for; {key} "
+                f"is {'the fingerprint of ' * is_string}a key without one. "
+                f"{declared.MORE_ROOM}"
             ).encode()
 
         absent = tf.equal(self.key_tables.look_up(keys, table_of).rows, ABSENT)
