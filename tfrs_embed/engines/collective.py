@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -69,6 +69,9 @@ class CollectiveEngine(Engine, Together):
     Raises:
         NotImplementedError: the strategy's collectives can't be used.
     """
+
+    # Whether each replica has the whole tables.
+    _copied = False
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
@@ -187,30 +190,24 @@ class CollectiveEngine(Engine, Together):
                 (part, shard.variables[table.name][key])
                 for part, shard in self._held(parts)
             ]
-            options: dict[str, Any] = {
-                "replicas": self._replicas,
-                "parts": parts,
-                **self._composite_options(
-                    table.name, key, [v for _, v in held]
-                ),
-            }
-            dtype = (
-                tf.as_dtype(table.dtype) if key == PARAMETERS else tf.float32
-            )
-            name, shape = f"{table.name}/{key}", (table.vocabulary_size, *row)
             variable = ShardedVariable(
-                name, shape, held, self._strategy, dtype, **options
+                f"{table.name}/{key}",
+                (table.vocabulary_size, *row),
+                held,
+                self._strategy,
+                tf.as_dtype(table.dtype if key == PARAMETERS else tf.float32),
+                replicas=None if self._copied else self._replicas,
+                parts=parts,
+                copied=self._copied,
+                on_write=self._on_write(table.name, key),
             )
             state.add(key, variable)
 
-    def _composite_options(
-        self, table: str, variable: str, shards: Sequence[tf.Variable]
-    ) -> dict[str, Any]:
-        """Further arguments of a `ShardedVariable` of these local shards.
-
-        `variable` is "parameters" or a slot's name.
-        """
-        return {}
+    def _on_write(
+        self, table: str, variable: str
+    ) -> Callable[[int, tf.Tensor], None] | None:
+        """The `on_write` of the `ShardedVariable` of "parameters" or a slot."""
+        return None
 
     @property
     def step(self) -> Any:

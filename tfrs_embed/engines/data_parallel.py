@@ -10,7 +10,6 @@ numbered one table after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -48,6 +47,8 @@ def collectives(most: Mapping[int, float], element: int) -> list[Collective]:
 class DataParallelEngine(CollectiveEngine):
     """Keeps a copy of each table on every replica of a strategy."""
 
+    _copied = True
+
     def _build(self) -> None:
         trained = [t for t in self.tables if self.optimizers[t.name]]
         # A copy is numbered like the only shard of a table.
@@ -83,16 +84,6 @@ class DataParallelEngine(CollectiveEngine):
                     block, channel, len(of_first_rank)
                 )
             yield start, of_first_rank[size](block)
-
-    def _composite_options(
-        self, table: str, variable: str, shards: Sequence[tf.Variable]
-    ) -> dict[str, Any]:
-        return {
-            "replicas": None,
-            "copied": True,
-            # Lookups outside of replicas read the first copy.
-            "exported": shards[:1],
-        }
 
     def _lookup(
         self, replica: int, call: LookupCall

@@ -16,10 +16,10 @@ from tfrs_embed.ops.update import (
     PARAMETERS,
     GradientContributions,
     add_bags,
-    scatter_update,
 )
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.initial_values import initial_blocks
+from tfrs_embed.storage.sharded import Part
 
 
 class OneDeviceEngine(Engine):
@@ -38,20 +38,15 @@ class OneDeviceEngine(Engine):
         self._follow_step()
 
     def _fill(self, table: TableSpec, variable: Any) -> None:
-        share = stored(
-            table, table.vocabulary_size, self.optimizers[table.name]
-        )
+        whole, device = Part(range(table.vocabulary_size)), self._shard.device
+        share = stored(table, len(whole.rows), self.optimizers[table.name])
         with (
             tf.init_scope(),
-            tf.device(self._shard.device),
-            allocation.of_table(share, self._shard.device),
+            tf.device(device),
+            allocation.of_table(share, device),
         ):
             for start, rows in initial_blocks(table):
-                if rows.shape[0] == table.vocabulary_size:
-                    variable.assign(rows)
-                else:
-                    end = start + rows.shape[0]
-                    scatter_update(variable, tf.range(start, end), rows)
+                whole.write(variable, start, rows)
 
     @property
     def step(self) -> tf.Variable:

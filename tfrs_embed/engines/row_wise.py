@@ -12,7 +12,7 @@ sends less, their bags and vectors through a `VectorExchange`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -148,14 +148,14 @@ class RowWiseEngine(CollectiveEngine):
         """The distance in ranks from the shard of a table's row 0."""
         return (rank - self._first_shards[table]) % self._replicas.world
 
-    def _composite_options(
-        self, table: str, variable: str, shards: Sequence[tf.Variable]
-    ) -> dict[str, Any]:
+    def _on_write(
+        self, table: str, variable: str
+    ) -> Callable[[int, tf.Tensor], None] | None:
         hot = self._hot_rows.tables.get(table)
         if hot is None:
-            return {}
+            return None
         copies = [s.variables[hot.copies.name][variable] for s in self._shards]
-        return {"on_write": functools.partial(hot.write, copies)}
+        return functools.partial(hot.write, copies)
 
     def _lookup(
         self, replica: int, call: LookupCall

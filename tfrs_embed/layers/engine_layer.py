@@ -21,7 +21,6 @@ from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
 from tfrs_embed.optimizers import unreached
-from tfrs_embed.storage.initial_values import building
 from tfrs_embed.storage.state import Tables
 
 
@@ -68,13 +67,7 @@ class EngineLayer(Layer):
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
         states = self.engine.states
-        new = [
-            state.spec
-            for state in states.values()
-            if not state.variables and state.spec.keys is None
-        ]
-        with building(new):
-            self.engine.build()
+        self.engine.build()
         variables = [
             (f"{name}_{key}", variable)
             for name, state in states.items()

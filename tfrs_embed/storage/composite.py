@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import VALUE
-from tfrs_embed.checkpoint.rows import Rows, run_in_place
+from tfrs_embed.checkpoint.rows import Rows
+from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.compat.private_tensorflow import SaveSpec, Trackable
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
 
@@ -186,24 +186,4 @@ class CompositeTable(CompositeVariable, Rows):
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         # For asynchronous checkpoints.
-        if self not in object_map:
-            object_map[self] = self._copy_on_host()
-        copies = object_map[self]._variables
-
-        def take() -> None:
-            with self.reading():
-                for there, here in zip(copies, self._variables, strict=True):
-                    there.assign(here)
-
-        run_in_place(take)
-
-    def _copy_on_host(self) -> CompositeTable:
-        """Returns a copy whose variables are in the host's memory."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            copies = [
-                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-                for v in self._variables
-            ]
-        whole = copy.copy(self)
-        whole._variables = copies
-        return whole
+        copy_for_saving(self, object_map, self.numpy)

@@ -6,8 +6,6 @@ same values for every sharding, and no process holds the whole table.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import importlib
 import inspect
 import math
@@ -37,11 +35,6 @@ _SAMPLERS = {
 
 _Shape = tuple[int, int]
 
-# The progress of making several tables, if this table is one of them.
-_building: contextvars.ContextVar[progress.Task | None] = (
-    contextvars.ContextVar("building", default=None)
-)
-
 
 def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     """Yields a table's initial rows in order, block by block.
@@ -68,8 +61,8 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             beyond the table's dtype.
     """
     shape = (table.vocabulary_size, table.dim)
-    outer = _building.get()
-    with contextlib.nullcontext(outer) if outer else _task([table]) as task:
+    total = math.prod(shape) * bytes_of(table)
+    with progress.Task("Building", f"table '{table.name}'", total) as task:
         make = _block_maker(table, shape)
         size = max(1, BLOCK_ELEMENTS // table.dim)
         for first in range(0, table.vocabulary_size, size):
@@ -78,24 +71,6 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             yield first, _rounded(table, rows, first)
             # The caller has stored the rows.
             task.advance(math.prod(block) * bytes_of(table))
-
-
-@contextlib.contextmanager
-def building(tables: Sequence[TableSpec]) -> Iterator[None]:
-    """Shows the making of several tables' initial rows as one task."""
-    with _task(tables) as task:
-        token = _building.set(task)
-        try:
-            yield
-        finally:
-            _building.reset(token)
-
-
-def _task(tables: Sequence[TableSpec]) -> progress.Task:
-    names = [f"'{table.name}'" for table in tables]
-    what = f"table {names[0]}" if len(names) == 1 else f"{len(names)} tables"
-    total = sum(t.vocabulary_size * t.dim * bytes_of(t) for t in tables)
-    return progress.Task("Building", what, total)
 
 
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:

@@ -87,8 +87,8 @@ class ShardedVariable(CompositeTable):
         replicas: the replicas that share the table; None: this process has all.
         parts: the parts by these replicas' ranks. All parts have equally many
             columns, and either all rows or every n-th row of n replicas.
-        copied: whether each variable holds the whole table; the first is read.
-        exported: the variables that a SavedModel holds; None: all.
+        copied: whether each variable holds the whole table. The first is read,
+            and SavedModels hold it.
         on_write: called after a block was written: f(first row's index, rows).
     """
 
@@ -103,7 +103,6 @@ class ShardedVariable(CompositeTable):
         replicas: Replicas | None = None,
         parts: Mapping[int, Part] | None = None,
         copied: bool = False,
-        exported: Sequence[tf.Variable] | None = None,
         on_write: Callable[[int, tf.Tensor], None] | None = None,
     ) -> None:
         super().__init__(name, shape, [v for _, v in held], strategy, dtype)
@@ -111,8 +110,8 @@ class ShardedVariable(CompositeTable):
         self._replicas = replicas
         self._by_rank = dict(parts or {})
         self._copied = copied
-        if exported is not None:
-            self._exported = exported
+        if copied:
+            self._exported = self._variables[:1]
         self._on_write = on_write
         self._workers = 1 if replicas is None else replicas.workers
         if replicas is None or self._workers == 1:
