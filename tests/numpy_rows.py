@@ -81,9 +81,6 @@ class NumpyRows(RowStore):
     def resize(self, rows):
         raise NotImplementedError("Tables of keys are kept in memory.")
 
-    def drop(self):
-        self._tables.clear()
-
     def call(self, function, inputs, dtype):
         """Calls a function of arrays after all that was written before.
 

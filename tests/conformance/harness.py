@@ -26,7 +26,7 @@ from tfrs_embed import FeatureConfig
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import ShardingType
 from tfrs_embed.distribution import row_exchange
-from tfrs_embed.storage import kinds
+from tfrs_embed.engines import shard
 from tfrs_embed.storage.memory import MemoryRows
 
 tpu = tf.tpu.experimental.embedding
@@ -76,7 +76,7 @@ def build(engine, tables=None, per_table=False, **options):
     store = ENGINES[engine].store or MemoryRows
     group = ENGINES[engine].group
     with (
-        mock.patch.object(kinds, "make_store", store),
+        mock.patch.object(shard, "MemoryRows", store),
         # Where hosts have GPUs the groups are of these.
         mock.patch.object(row_exchange, "first_stage", lambda *_: group),
     ):

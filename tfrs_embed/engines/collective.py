@@ -29,13 +29,12 @@ from tfrs_embed.engines.engine import (
 )
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import Shard, stored
+from tfrs_embed.engines.shard import Shard
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.storage import allocation
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part, ShardedVariable
@@ -93,12 +92,7 @@ class CollectiveEngine(Engine, Together):
                     self._replicas.ranks, self._replicas.devices, strict=True
                 )
             ]
-            try:
-                self._build()
-            except tf.errors.ResourceExhaustedError:
-                for shard in self._shards:
-                    shard.drop_variables()
-                raise
+            self._build()
 
     def _build(self) -> None:
         """Creates the variables, on all workers in the same order."""
@@ -109,12 +103,7 @@ class CollectiveEngine(Engine, Together):
                 self._rows_on_shard, functools.partial(self._rounding, rank)
             )
         for state in self.states.values():
-            table = state.spec
-            share = stored(
-                table, self._rows_on_shard(table), self.optimizers[table.name]
-            )
-            with allocation.of_table(share, self._shards[0].device):
-                self._fill(table)
+            self._fill(state.spec)
             self._expose(state)
         steps = [shard.step for shard in self._shards]
         self._step = CompositeStep(steps, self._strategy)

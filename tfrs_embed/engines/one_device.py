@@ -11,13 +11,12 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import Shard, stored
+from tfrs_embed.engines.shard import Shard
 from tfrs_embed.ops.update import (
     PARAMETERS,
     GradientContributions,
     add_bags,
 )
-from tfrs_embed.storage import allocation
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part
 
@@ -38,13 +37,8 @@ class OneDeviceEngine(Engine):
         self._follow_step()
 
     def _fill(self, table: TableSpec, variable: Any) -> None:
-        whole, device = Part(range(table.vocabulary_size)), self._shard.device
-        share = stored(table, len(whole.rows), self.optimizers[table.name])
-        with (
-            tf.init_scope(),
-            tf.device(device),
-            allocation.of_table(share, device),
-        ):
+        whole = Part(range(table.vocabulary_size))
+        with tf.init_scope(), tf.device(self._shard.device):
             for start, rows in initial_blocks(table):
                 whole.write(variable, start, rows)
 

@@ -17,8 +17,8 @@ from tfrs_embed.ops.bags import BaggedIds, bags_of_rows
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage import kinds
-from tfrs_embed.storage.row_store import StoredTable
+from tfrs_embed.storage.memory import MemoryRows
+from tfrs_embed.storage.row_store import RowStore, StoredTable
 
 
 class Shard:
@@ -48,7 +48,7 @@ class Shard:
         self.variables: dict[str, dict[str, Any]] = {}
         self.step: Any = None
         self._tables = tuple(tables)
-        self.store = kinds.make_store(device)
+        self.store: RowStore = MemoryRows(device)
         self._optimizers = optimizers
         self._owned: dict[str, tuple[str, tf.Tensor]] = {}
 
@@ -63,23 +63,15 @@ class Shard:
         """
         self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
-            try:
-                shares = [
-                    stored(t, rows(t), self._optimizers[t.name])
-                    for t in self._tables
-                ]
-                self.store.build(shares)
-            except tf.errors.ResourceExhaustedError:
-                self.drop_variables()
-                raise
+            shares = []
+            for table in self._tables:
+                optimizer = self._optimizers[table.name]
+                slots = optimizer.rule.slots() if optimizer else {}
+                shares.append(StoredTable(table, rows(table), slots))
+            self.store.build(shares)
             for table in self._tables:
                 self.variables[table.name] = self.store.variables(table.name)
             self.step = make_variable(tf.constant(0, tf.int64), "step")
-
-    def drop_variables(self) -> None:
-        """Frees the variables of tables that were made before one failed."""
-        self.store.drop()
-        self.variables.clear()
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
         """Makes updates of a table's copies write its rows too.
@@ -215,13 +207,6 @@ class Shard:
                 [bags], [rows * found[table]], single=True
             )
         return contributions | clipped
-
-
-def stored(
-    table: TableSpec, rows: int, optimizer: TableOptimizer | None
-) -> StoredTable:
-    """A table with so many rows here, and its optimizer's slots."""
-    return StoredTable(table, rows, optimizer.rule.slots() if optimizer else {})
 
 
 def distinct(

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from tfrs_embed.compat.text_table import format_bytes
-from tfrs_embed.storage.row_store import StoredTable
-
-
-def of_table(
-    table: StoredTable, device: str | None
-) -> contextlib.AbstractContextManager[None]:
-    """Names a stored table in errors of the code inside; see `naming`."""
-    spec = table.spec
-    return naming(
-        f"Table '{spec.name}'",
-        (table.rows, spec.dim),
-        spec.dtype,
-        sum(math.prod(slot.row(spec.dim)) for slot in table.slots.values()),
-        device,
-    )
 
 
 @contextlib.contextmanager

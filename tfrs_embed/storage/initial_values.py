@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfrs_embed.compat import kerases, progress
 from tfrs_embed.compat.private_tensorflow import init_ops_v2
 from tfrs_embed.configs.tables import TableSpec, bytes_of
+from tfrs_embed.storage import allocation
 
 #: The most float32 numbers of a block, unless one row has more: 16 MiB.
 BLOCK_ELEMENTS = 1 << 22
@@ -62,7 +63,10 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     """
     shape = (table.vocabulary_size, table.dim)
     total = math.prod(shape) * bytes_of(table)
-    with progress.Task("Building", f"table '{table.name}'", total) as task:
+    with (
+        allocation.naming(f"Table '{table.name}'", shape, table.dtype, 0, None),
+        progress.Task("Building", f"table '{table.name}'", total) as task,
+    ):
         make = _block_maker(table, shape)
         size = max(1, BLOCK_ELEMENTS // table.dim)
         for first in range(0, table.vocabulary_size, size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -31,7 +32,15 @@ class MemoryRows(RowStore):
     def build(self, tables: Sequence[StoredTable]) -> None:
         with tf.init_scope(), tf.device(self.device):
             for table in tables:
-                with allocation.of_table(table, self.device):
+                shape = (table.rows, table.spec.dim)
+                slots = [s.row(table.spec.dim) for s in table.slots.values()]
+                with allocation.naming(
+                    f"Table '{table.spec.name}'",
+                    shape,
+                    table.spec.dtype,
+                    sum(map(math.prod, slots)),
+                    self.device,
+                ):
                     self._make(table)
             self._pack = handle_packs.HandlePack(
                 v for made in self._variables.values() for v in made.values()
@@ -104,12 +113,6 @@ class MemoryRows(RowStore):
                 _grow(*(each[0] for each in given))
             else:
                 _grow_each(*given)
-
-    def drop(self) -> None:
-        # The traceback of an error may hold references to these.
-        for made in self._variables.values():
-            made.clear()
-        self._variables.clear()
 
 
 # For each of a table's variables its initial value and shape of a row.

@@ -109,7 +109,3 @@ class RowStore(abc.ABC):
         The numbers are scalars int64. New rows are zeros, and their slots have
         the initial values. A table that has enough rows stays as it is.
         """
-
-    @abc.abstractmethod
-    def drop(self) -> None:
-        """Frees all rows, after the memory lacked for another table."""
