@@ -17,8 +17,8 @@ from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.stock import Stock
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
-from tfrs_embed.storage.composite import CompositeTable
 from tfrs_embed.storage.row_store import RowStore
+from tfrs_embed.storage.sharded import ShardedVariable
 
 
 class NumpyRows(RowStore):
@@ -101,7 +101,7 @@ class NumpyRows(RowStore):
             self._order.assign_add(number)
 
 
-class _Array(CompositeTable):
+class _Array(ShardedVariable):
     """An array, as engines, checkpoints and SavedModels see a variable."""
 
     def __init__(self, store, table, part, array):

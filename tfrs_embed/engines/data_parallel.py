@@ -19,7 +19,7 @@ from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.engine import LookupCall
-from tfrs_embed.engines.table_group import by_kind
+from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.storage.initial_values import initial_blocks
@@ -52,9 +52,10 @@ class DataParallelEngine(CollectiveEngine):
     def _build(self) -> None:
         trained = [t for t in self.tables if self.optimizers[t.name]]
         # A copy is numbered like the only shard of a table.
-        self._groups = by_kind(
-            lambda table: table.dim, trained, self.features, world=1
-        )
+        self._groups = [
+            TableGroup(tables, self.features, world=1)
+            for tables in by_kind(lambda table: table.dim, trained)
+        ]
         self._sizes_channel = self._replicas.allocate(1)
         self._channels = [
             self._replicas.allocate(_CHANNELS) for _ in self._groups

@@ -77,16 +77,13 @@ class DynamicEngine(OneDeviceEngine):
     def _make_groups(self, shards: Mapping[str, KeyedShard]) -> list[_Group]:
         """Groups the tables that are alike in width, and in being trained."""
         found = []
-        for group in by_kind(
-            lambda t: (t.dim, self.optimizers[t.name] is not None),
-            self.tables,
-            self.features,
-            world=1,
-            keyed=True,
+        for tables in by_kind(
+            lambda t: (t.dim, self.optimizers[t.name] is not None), self.tables
         ):
-            tables = KeyedShards([shards[t.name] for t in group.tables])
-            trained = self.optimizers[group.tables[0].name] is not None
-            found.append(_Group(group, tables, trained))
+            group = TableGroup(tables, self.features, world=1, keyed=True)
+            keyed = KeyedShards([shards[t.name] for t in tables])
+            trained = self.optimizers[tables[0].name] is not None
+            found.append(_Group(group, keyed, trained))
         return found
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:

@@ -162,13 +162,14 @@ class DynamicShardedEngine(RowWiseEngine):
         super()._build()
 
     def _make_groups(self) -> list[TableGroup]:
-        return by_kind(
-            lambda t: (t.dim, t.dtype, self.optimizers[t.name] is not None),
-            self.tables,
-            self.features,
-            self._replicas.world,
-            keyed=True,
-        )
+        world = self._replicas.world
+        return [
+            TableGroup(tables, self.features, world, keyed=True)
+            for tables in by_kind(
+                lambda t: (t.dim, self.optimizers[t.name] is not None),
+                self.tables,
+            )
+        ]
 
     def _make_lookup(self) -> RowLookup:
         return KeyedLookup(

@@ -118,13 +118,11 @@ class RowWiseEngine(CollectiveEngine):
 
     def _make_groups(self) -> list[TableGroup]:
         """Groups the tables whose rows are exchanged together."""
-        return by_kind(
-            lambda table: (table.dim, table.dtype),
-            self.tables,
-            self.features,
-            self._replicas.world,
-            self._first_shards,
-        )
+        world, first_shards = self._replicas.world, self._first_shards
+        return [
+            TableGroup(tables, self.features, world, first_shards)
+            for tables in by_kind(lambda t: (t.dim, t.dtype), self.tables)
+        ]
 
     def _make_lookup(self) -> RowLookup:
         """Makes what reads the rows of received keys."""

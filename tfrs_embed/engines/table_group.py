@@ -32,7 +32,7 @@ class TableGroup:
     shard being `first`.
 
     Args:
-        tables: the tables.
+        tables: the tables, of one width.
         features: all features of the engine.
         world: the number of shards.
         first_shards: tables' first shards by name, 0 where there is none.
@@ -185,24 +185,13 @@ class TableGroup:
 
 
 def by_kind(
-    kind: Callable[[TableSpec], Any],
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    world: int,
-    first_shards: Mapping[str, int] | None = None,
-    keyed: bool = False,
-) -> list[TableGroup]:
-    """Groups tables by `kind`, whose values imply one width.
-
-    The groups are in the order of the kinds' first use. See `TableGroup`.
-    """
+    kind: Callable[[TableSpec], Any], tables: Sequence[TableSpec]
+) -> list[list[TableSpec]]:
+    """Groups tables by `kind`, in the order of the kinds' first use."""
     of_kind: dict[Any, list[TableSpec]] = {}
     for table in tables:
         of_kind.setdefault(kind(table), []).append(table)
-    return [
-        TableGroup(mine, features, world, first_shards, keyed)
-        for mine in of_kind.values()
-    ]
+    return list(of_kind.values())
 
 
 def _turn(ids: tf.Tensor, by: Any, world: int) -> tf.Tensor:

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import VALUE
-from tfrs_embed.checkpoint.rows import Rows
-from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.compat.private_tensorflow import SaveSpec, Trackable
-from tfrs_embed.compat.strategies import NoValuesError, is_offline
 
 
 class CompositeVariable(Trackable):
@@ -127,63 +123,3 @@ tf.register_tensor_conversion_function(CompositeVariable, _to_tensor)
 
 # Keras's HDF5 format takes only variables.
 tf.Variable.register(CompositeVariable)
-
-
-class CompositeTable(CompositeVariable, Rows):
-    """A table, or a slot, in parts; checkpoints see one variable.
-
-    The name is "<table>/parameters" or "<table>/<slot>". The shape is
-    [vocabulary_size, dim], or [vocabulary_size] for a slot by row. `variables`
-    hold its parts in this process.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        variables: Sequence[tf.Variable],
-        strategy: tf.distribute.Strategy,
-        dtype: tf.DType = tf.float32,
-    ) -> None:
-        super().__init__(variables, strategy)
-        self.dtype = dtype
-        self.name = f"{name}:0"
-        self.shape = tf.TensorShape(shape)
-        self._has_values = not is_offline(strategy)
-
-    def _require_values(self) -> None:
-        """Raises NoValuesError where the strategy's TPUs are not connected."""
-        if not self._has_values:
-            raise NoValuesError(
-                f"'{self._shared_name}' has no values: programs for its TPUs "
-                "are checked, but no TPU is connected."
-            )
-
-    def numpy(self) -> np.ndarray:
-        """Returns the whole table or slot."""
-        whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
-        with self.reading():
-            for start, size in blocks(whole.shape, self.dtype):
-                rows = self.read_rows(start, size)
-                whole[start : start + size] = rows.numpy()
-        return whole
-
-    def assign(self, value: Any) -> None:
-        """Sets the whole table; of the same value each worker keeps its rows.
-
-        Raises:
-            ValueError: the value has another shape.
-        """
-        with tf.device("CPU:0"):
-            value = tf.cast(tf.convert_to_tensor(value), self.dtype)
-        if value.shape != self.shape:
-            raise ValueError(
-                f"'{self.name}' has the shape {tuple(self.shape)}, and can't "
-                f"be given a value of shape {tuple(value.shape)}."
-            )
-        with self.writing():
-            self.write_rows(0, value)
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For asynchronous checkpoints.
-        copy_for_saving(self, object_map, self.numpy)

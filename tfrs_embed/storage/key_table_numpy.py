@@ -37,7 +37,7 @@ _LIKE_INPUT = ("find", "check", "plan", "commit", "remove")
 # until so many others follow.
 _MOST_UNPUBLISHED = 16
 
-# The rows of arrays of keys, which are sorted by key. Candidates have no _ROW.
+# The rows of arrays of keys, which are sorted by key.
 _KEY, _FREQUENCY, _LAST_USED, _ROW = range(4)
 
 
@@ -190,8 +190,8 @@ class _Table:
         self.lock = threading.Lock()
         self._capacity = rules.capacity
         self._last_spare = ABSENT  # The last row that a plan returned.
-        self._live = np.zeros([4, 0], np.int64)
-        self._candidates = np.zeros([3, 0], np.int64)
+        # Keys with rows, and candidates, whose row is `ABSENT`.
+        self._known = np.zeros([4, 0], np.int64)
         self._statistics = np.zeros([8], np.int64)
         # The version in which each row was last written.
         self._written = np.zeros([FIRST_ROW + rules.capacity], np.int64)
@@ -200,12 +200,12 @@ class _Table:
 
     def info(self) -> np.ndarray:
         """Returns [12]: keys, capacity, rows, statistics, unpublished."""
-        sizes = [self._live.shape[1], self._capacity, len(self._written)]
+        sizes = [self._size(), self._capacity, len(self._written)]
         last = [len(self._unpublished)]
         return np.concatenate([sizes, self._statistics, last])
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
-        rows = _values(self._live, _ROW, keys)
+        rows = _values(self._known, _ROW, keys)
         return self._published(rows), self._version
 
     def check(
@@ -256,11 +256,9 @@ class _Table:
             del self._unpublished[:-_MOST_UNPUBLISHED]
         if not step.lacking:
             absent = step.known[_ROW] == ABSENT
-            self._live = _merged(self._live, step.known[:, ~absent])
-            if self._rules.threshold:
-                admitted = step.known[_KEY, step.admitted]
-                self._candidates = _without(self._candidates, admitted)
-                self._remember(step.known[:_ROW, absent])
+            kept = ~absent | bool(self._rules.threshold)
+            self._known = _merged(self._known, step.known[:, kept])
+            self._forget()
             last = len(new), step.evicted, int(np.sum(absent)), step.hits
             self._statistics[:4] = last
             self._statistics[4:] += last
@@ -268,53 +266,55 @@ class _Table:
         return found, *given, step.lacking, len(self._written), version
 
     def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
-        known = self._candidates if candidates else self._live
-        # A copy. Callers ignore candidates' rows.
-        return (*known[[_KEY, -1, _FREQUENCY, _LAST_USED]],)
+        known = self._known[:, (self._known[_ROW] == ABSENT) == candidates]
+        return (*known[[_KEY, _ROW, _FREQUENCY, _LAST_USED]],)
 
     def replace(self, *known: np.ndarray) -> int:
-        live, candidates = known[:3], np.stack(known[3:])
-        size = len(live[_KEY])
+        size = len(known[_KEY])
         self._capacity = self._grown(size)
         self._add_rows(FIRST_ROW + self._capacity)
-        new = np.stack([*live, FIRST_ROW + np.arange(size)])
-        self._live = _merged(self._live[:, :0], new)
-        self._candidates = self._candidates[:, :0]
+        self._known = self._known[:, :0]
         if self._rules.threshold:
-            without_row = _find(self._live, candidates[_KEY]) < 0
-            self._remember(candidates[:, without_row])
+            candidates = np.stack([*known[3:], np.zeros_like(known[3])])
+            self._known = _merged(self._known, candidates)
+        live = np.stack([*known[:3], FIRST_ROW + np.arange(size)])
+        self._known = _merged(self._known, live)
+        self._forget()
         self._unpublished = [self._mark(np.arange(len(self._written)))]
         return self._version
 
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
-        rows, size = _values(self._live, _ROW, keys), self._live.shape[1]
-        self._live = _without(self._live, keys)
-        self._statistics[5] += evicted * (size - self._live.shape[1])
-        self._candidates = _without(self._candidates, keys)
+        rows, size = _values(self._known, _ROW, keys), self._size()
+        columns = _find(self._known, keys)
+        self._known = np.delete(self._known, columns[columns >= 0], 1)
+        self._statistics[5] += evicted * (size - self._size())
         return rows
+
+    def _size(self) -> int:
+        """Returns the number of keys with rows."""
+        return int(np.count_nonzero(self._known[_ROW] != ABSENT))
 
     def _decide(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
     ) -> _Step:
         """Decides how a step changes the table; changes nothing."""
-        rules, size = self._rules, self._live.shape[1]
+        rules, size = self._rules, self._size()
         if not len(counts):
             counts = np.ones_like(keys)
         counted = counts > 0
         distinct, places = np.unique(keys[counted], return_inverse=True)
         occurrences = np.zeros_like(distinct)
         np.add.at(occurrences, places, counts[counted])
-        rows = _values(self._live, _ROW, distinct)
+        rows = _values(self._known, _ROW, distinct)
         here = rows != ABSENT
         hits = int(np.sum(occurrences[here]))
-        for known in (self._live, self._candidates):
-            occurrences += _values(known, _FREQUENCY, distinct)
+        occurrences += _values(self._known, _FREQUENCY, distinct)
         admitted = ~here & self._admits(distinct, occurrences, number)
         needed = size + int(np.sum(admitted))
         # Expired keys are evicted before the capacity grows, others after.
         expired = 0
         if rules.ttl and needed > self._capacity:
-            last_used = self._live[_LAST_USED, self._others(distinct)]
+            last_used = self._known[_LAST_USED, self._others(distinct)]
             expired = int(np.sum(last_used < number - rules.ttl))
             expired = min(expired, needed - self._capacity)
         capacity = self._grown(needed - expired)
@@ -356,20 +356,20 @@ class _Table:
         return capacity
 
     def _others(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the columns of the live keys that are not in `keys`."""
-        others = np.ones(self._live.shape[1], bool)
-        columns = _find(self._live, keys)
+        """Returns the columns of keys with rows that are not in `keys`."""
+        others = self._known[_ROW] != ABSENT
+        columns = _find(self._known, keys)
         others[columns[columns >= 0]] = False
         return np.flatnonzero(others)
 
     def _evict(self, step: _Step) -> None:
         evicted = _first_to_go(
-            self._live,
+            self._known,
             self._others(step.known[_KEY]),
             step.evicted,
             by_frequency=self._rules.policy == "lfu",
         )
-        self._live = np.delete(self._live, evicted, 1)
+        self._known = np.delete(self._known, evicted, 1)
 
     def _add_rows(self, physical: int) -> None:
         """Makes at least so many rows."""
@@ -380,12 +380,12 @@ class _Table:
         """Returns the rows without a key."""
         free = np.ones(len(self._written), bool)
         free[:FIRST_ROW] = False
-        free[self._live[_ROW]] = False
+        free[self._known[_ROW]] = False
         return np.flatnonzero(free)
 
     def _spare_rows(self, count: int) -> np.ndarray:
         """Returns free rows; other ones than before, if there are enough."""
-        self._add_rows(FIRST_ROW + self._live.shape[1] + count)
+        self._add_rows(FIRST_ROW + self._size() + count)
         free = self._free_rows()
         start = np.searchsorted(free, self._last_spare, "right")
         rows = free[(start + np.arange(count)) % max(1, len(free))]
@@ -403,14 +403,13 @@ class _Table:
         self._written[rows] = self._version
         return self._version
 
-    def _remember(self, known: np.ndarray) -> None:
-        """Adds candidates; drops those seen longest ago if too many."""
-        self._candidates = _merged(self._candidates, known)
-        number = self._candidates.shape[1]
-        excess = number - self._rules.candidates
+    def _forget(self) -> None:
+        """Drops the candidates seen longest ago if there are too many."""
+        candidates = np.flatnonzero(self._known[_ROW] == ABSENT)
+        excess = len(candidates) - self._rules.candidates
         if excess > 0:
-            gone = _first_to_go(self._candidates, np.arange(number), excess)
-            self._candidates = np.delete(self._candidates, gone, 1)
+            gone = _first_to_go(self._known, candidates, excess)
+            self._known = np.delete(self._known, gone, 1)
 
 
 def _find(known: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -439,12 +438,6 @@ def _merged(known: np.ndarray, more: np.ndarray) -> np.ndarray:
         return known
     known = np.concatenate([known, more[:, ~old]], 1)
     return np.take(known, np.argsort(known[_KEY], kind="stable"), 1)
-
-
-def _without(known: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns `known` without keys, as far as it has them."""
-    columns = _find(known, keys)
-    return np.delete(known, columns[columns >= 0], 1)
 
 
 def _first_to_go(

@@ -12,15 +12,18 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import (
     HeldRows,
+    Rows,
     read_variable,
     scatter,
 )
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
-from tfrs_embed.storage.composite import CompositeTable
+from tfrs_embed.storage.composite import CompositeVariable
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
@@ -71,7 +74,7 @@ class Part(NamedTuple):
         scatter(variable, tf.range(place, place + rows.shape[0]), rows)
 
 
-class ShardedVariable(CompositeTable):
+class ShardedVariable(CompositeVariable, Rows):
     """A table, or a slot, in parts: rows, columns, or copies.
 
     If several workers share the table, reading it gathers the rows of all, and
@@ -105,7 +108,11 @@ class ShardedVariable(CompositeTable):
         copied: bool = False,
         on_write: Callable[[int, tf.Tensor], None] | None = None,
     ) -> None:
-        super().__init__(name, shape, [v for _, v in held], strategy, dtype)
+        super().__init__([v for _, v in held], strategy)
+        self.dtype = dtype
+        self.name = f"{name}:0"
+        self.shape = tf.TensorShape(shape)
+        self._has_values = not is_offline(strategy)
         self._parts = [part for part, _ in held]
         self._replicas = replicas
         self._by_rank = dict(parts or {})
@@ -140,6 +147,39 @@ class ShardedVariable(CompositeTable):
     def nbytes(self) -> int:
         """The bytes that this worker writes: about its share of the table."""
         return super().nbytes // self._workers
+
+    def _require_values(self) -> None:
+        """Raises NoValuesError where the strategy's TPUs are not connected."""
+        if not self._has_values:
+            raise NoValuesError(
+                f"'{self._shared_name}' has no values: programs for its TPUs "
+                "are checked, but no TPU is connected."
+            )
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole table or slot."""
+        whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
+        with self.reading():
+            for start, size in blocks(whole.shape, self.dtype):
+                rows = self.read_rows(start, size)
+                whole[start : start + size] = rows.numpy()
+        return whole
+
+    def assign(self, value: Any) -> None:
+        """Sets the whole table; of the same value each worker keeps its rows.
+
+        Raises:
+            ValueError: the value has another shape.
+        """
+        with tf.device("CPU:0"):
+            value = tf.cast(tf.convert_to_tensor(value), self.dtype)
+        if value.shape != self.shape:
+            raise ValueError(
+                f"'{self.name}' has the shape {tuple(self.shape)}, and can't "
+                f"be given a value of shape {tuple(value.shape)}."
+            )
+        with self.writing():
+            self.write_rows(0, value)
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """Returns rows, [size, dim] or [size], in the host's memory.
@@ -312,7 +352,7 @@ class ShardedVariable(CompositeTable):
                 "parts of a checkpoint are exchanged between steps: save "
                 "without experimental_enable_async_checkpoint."
             )
-        super()._copy_trackable_to_cpu(object_map)
+        copy_for_saving(self, object_map, self.numpy)
 
 
 def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:
