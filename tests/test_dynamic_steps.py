@@ -762,7 +762,7 @@ def look_up_known(layer, keys):
 def test_a_key_that_loses_its_row_while_it_is_read_gives_zeros(monkeypatch):
     layer = make_known()
     train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
-    shard = layer._engine_layer.engine._shard
+    shard = layer._engine_layer.engine._shard.store
     read, pending = shard.lookup, [[3, 4, 5, 6], [3, 4, 1, 2]]
 
     def after_steps(names, bags, training, dtype):
@@ -780,7 +780,7 @@ def test_a_key_that_loses_its_row_while_it_is_read_gives_zeros(monkeypatch):
 def test_bags_are_read_again_where_a_key_of_them_loses_its_row(monkeypatch):
     layer = make_known(combiner="mean")
     train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
-    shard = layer._engine_layer.engine._shard
+    shard = layer._engine_layer.engine._shard.store
     read, pending = shard.lookup, [[3, 4, 5]]
 
     def after_steps(names, bags, training, dtype):

@@ -299,7 +299,7 @@ class All2AllDenseEmbedding(TableLayer):
             AttributeError: `use_hashtable` is False.
         """
         table = self._keys("load")
-        return max(table.counts()) / max(table.local_capacities())
+        return max(table.counts()) / max(table.capacities())
 
     def _keys(self, what: str) -> DynamicTable:
         if self._spec.tables[0].keys is None:

@@ -18,6 +18,7 @@ from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
+from tfrs_embed.storage.key_rules import Live
 from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
@@ -110,7 +111,11 @@ class DynamicTable(TableState):
     @property
     def capacity(self) -> int:
         """The number of keys for which there is room now."""
-        return sum(self._built("capacity").numbers(KeyTable.capacity))
+        return sum(self.capacities())
+
+    def capacities(self) -> list[int]:
+        """Returns for how many keys each shard has room now."""
+        return self._built("capacity").numbers(KeyTable.capacity)
 
     def counts(self) -> list[int]:
         """Returns each shard's number of keys with rows."""
@@ -224,24 +229,19 @@ class DynamicTable(TableState):
             "in_all": dict(zip(_STATISTICS, numbers[4:], strict=True)),
         }
 
-    def local_statistics(self) -> dict[str, int]:
-        """Returns "in_all" of `statistics`, for this process's shards."""
-        shards = self._built("statistics").shards
-        numbers = np.sum([s.key_table.statistics() for s in shards], 0)
-        return dict(zip(_STATISTICS, map(int, numbers[4:]), strict=True))
+    def local_counters(self) -> tuple[Live, dict[str, int]]:
+        """Returns the keys of this process's shards, and other counts of these.
 
-    def local_counters(self) -> dict[str, np.ndarray]:
-        """Returns both counters of this process's keys, [n] int64, by name."""
+        They are "capacity", and the counts "in_all" of `statistics`.
+        """
         shards = self._built("the counters").shards
-        return {
-            name: np.concatenate([getattr(s.live(), name) for s in shards])
-            for name in COUNTERS
-        }
-
-    def local_capacities(self) -> list[int]:
-        """Returns for how many keys each of this process's shards has room."""
-        shards = self._built("the capacity").shards
-        return [int(shard.key_table.capacity()) for shard in shards]
+        live = zip(*(shard.live() for shard in shards), strict=True)
+        info = np.sum(
+            [shard.key_table.info().numpy()[0] for shard in shards], 0
+        )
+        counts = dict(zip(_STATISTICS, info[7:11].tolist(), strict=True))
+        counts["capacity"] = int(info[1])
+        return Live(*map(np.concatenate, live)), counts
 
     def _built(self, what: str) -> KeyedRows:
         where = f"Table '{self.spec.name}': {what}"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.dynamic import DynamicTable
@@ -231,20 +230,17 @@ def _with_keys(
     """Adds the counters of a table with `DynamicKeys`."""
     if not isinstance(state, DynamicTable):
         return report
-    counters = state.local_counters()
-    size = len(counters[LAST_USED])
-    shares = top_shares(counters[FREQUENCY], size)
+    live, counts = state.local_counters()
+    size = len(live.keys)
+    shares = top_shares(live.frequency, size)
     return dataclasses.replace(
         report,
-        idle_shares=_idle_shares(
-            counters[LAST_USED], step, step if size else 0
-        ),
+        idle_shares=_idle_shares(live.last_used, step, step if size else 0),
         keys=KeyReport(
             size=size,
-            capacity=sum(state.local_capacities()),
             top_share=shares.get(0.01, 0.0),
             top_shares=shares,
-            **state.local_statistics(),
+            **counts,
         ),
     )
 
