@@ -38,7 +38,7 @@ from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part, ShardedVariable
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 _LOOKUP = "a lookup"
 _TRAINING_LOOKUP = "a lookup for training"

@@ -19,7 +19,7 @@ from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
-from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
 from tfrs_embed.storage.key_table import Found
 from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards

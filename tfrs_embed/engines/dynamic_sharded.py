@@ -21,12 +21,12 @@ from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
-from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
 from tfrs_embed.storage.key_table import Found
 from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
 from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 
 @dataclasses.dataclass

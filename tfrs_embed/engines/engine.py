@@ -13,7 +13,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 
 class LookupCall(NamedTuple):

@@ -24,7 +24,7 @@ from tfrs_embed.distribution.row_exchange import (
     RowExchange,
 )
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.engines.hot_rows import HotRows
+from tfrs_embed.engines.hot_row_copies import HotRows
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags

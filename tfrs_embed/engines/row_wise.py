@@ -30,7 +30,7 @@ from tfrs_embed.distribution.vector_exchange import (
 )
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.engine import LookupCall
-from tfrs_embed.engines.hot_rows import HotRows
+from tfrs_embed.engines.hot_row_copies import HotRows
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import (
     Asked,

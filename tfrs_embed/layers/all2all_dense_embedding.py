@@ -16,13 +16,13 @@ from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tfrs_embed.distribution.handshake import Facts
-    from tfrs_embed.storage.dynamic import DynamicTable
+    from tfrs_embed.storage.dynamic_table import DynamicTable
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 _TABLE = "table"

@@ -18,7 +18,7 @@ from tfrs_embed.layers.table_layer import TableLayer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tfrs_embed.storage.dynamic import DynamicTable
+    from tfrs_embed.storage.dynamic_table import DynamicTable
 
 _TABLE = "table"
 

@@ -21,7 +21,7 @@ from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
 from tfrs_embed.optimizers import unreached
-from tfrs_embed.storage.state import Tables
+from tfrs_embed.storage.table_state import Tables
 
 
 class EngineLayer(Layer):

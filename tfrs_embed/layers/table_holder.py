@@ -32,11 +32,11 @@ from tfrs_embed.layers.table_arguments import (
 )
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
-from tfrs_embed.storage.state import Tables, TableState
+from tfrs_embed.storage.table_state import Tables, TableState
 
 if TYPE_CHECKING:
     from tfrs_embed.distribution.handshake import Facts
-    from tfrs_embed.storage.dynamic import DynamicTable
+    from tfrs_embed.storage.dynamic_table import DynamicTable
     from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
 

@@ -22,7 +22,7 @@ from tfrs_embed.compat.private_tensorflow import (
 )
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 
 class ServedTables:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.tools.monitoring.reports import LookupReport, top_shares
 from tfrs_embed.tools.planner.batches import read_batches
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES

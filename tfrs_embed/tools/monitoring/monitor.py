@@ -10,8 +10,8 @@ import numpy as np
 
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage.dynamic import DynamicTable
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.dynamic_table import DynamicTable
+from tfrs_embed.storage.table_state import TableState
 from tfrs_embed.tools.monitoring import lookups, rows
 from tfrs_embed.tools.monitoring.reports import (
     KeyReport,

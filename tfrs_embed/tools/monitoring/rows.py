@@ -9,7 +9,7 @@ import numpy as np
 
 from tfrs_embed.checkpoint.rows import HeldRows
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 #: The size of a block, in bytes.
 BLOCK_BYTES = 4 << 20

@@ -25,7 +25,7 @@ from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.row_store import RowStore
-from tfrs_embed.storage.state import TableState
+from tfrs_embed.storage.table_state import TableState
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 
