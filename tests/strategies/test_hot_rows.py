@@ -108,7 +108,7 @@ def assert_copies_are_the_rows(layer, tables=tuple(HOT)):
             whole = np.asarray(variable)
             for shard in engine._shards:
                 np.testing.assert_array_equal(
-                    shard.variables[hot.copies.name][key],
+                    shard.store.variables(hot.copies.name)[key],
                     whole[hot.ids],
                     err_msg=f"{name}/{key}",
                 )

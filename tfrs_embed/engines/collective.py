@@ -156,7 +156,7 @@ class CollectiveEngine(Engine, Together):
         # continues its random sequence.
         for start, block in self._initial_blocks(table):
             for part, shard in held:
-                variable = shard.variables[table.name][PARAMETERS]
+                variable = shard.store.variables(table.name)[PARAMETERS]
                 part.write(variable, start, block)
 
     def _initial_blocks(
@@ -176,7 +176,7 @@ class CollectiveEngine(Engine, Together):
             if not row:  # One number for each row has no columns.
                 parts = {rank: Part(p.rows) for rank, p in parts.items()}
             held = [
-                (part, shard.variables[table.name][key])
+                (part, shard.store.variables(table.name)[key])
                 for part, shard in self._held(parts)
             ]
             variable = ShardedVariable(

@@ -41,31 +41,29 @@ class CompositeEngine(Engine, FixedBatches):
             [i for i, f in enumerate(self.features) if f.table.name in e.states]
             for e in engines
         ]
+        # The engines that take batches of one size, with their features.
+        self._fixed = [
+            (engine, places)
+            for engine, places in zip(engines, self._places, strict=True)
+            if isinstance(engine, FixedBatches)
+        ]
         self._step: CompositeStep | None = None
 
     @property
     def can_build(self) -> bool:
-        return all(e.can_build for e, _ in self._fixed())
+        return all(e.can_build for e, _ in self._fixed)
 
     def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
-        for engine, places in self._fixed():
+        for engine, places in self._fixed:
             engine.observe_batch([bags[i] for i in places])
 
     def require_all(self, given: Sequence[bool]) -> None:
-        for engine, places in self._fixed():
+        for engine, places in self._fixed:
             engine.require_all([given[i] for i in places])
 
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
-        for engine, places in self._fixed():
+        for engine, places in self._fixed:
             engine.raise_limits([bags[i] for i in places])
-
-    def _fixed(self) -> list[tuple[FixedBatches, list[int]]]:
-        """The engines that take batches of one size, with their features."""
-        return [
-            (engine, places)
-            for engine, places in zip(self._engines, self._places, strict=True)
-            if isinstance(engine, FixedBatches)
-        ]
 
     def build(self) -> None:
         if self._step is not None:

@@ -162,7 +162,7 @@ class HotRows:
             summed = []
             for i, (rank, shard) in enumerate(zip(ranks, shards, strict=True)):
                 mine = np.flatnonzero(hot.owners == rank)
-                parameters = shard.variables[table][PARAMETERS]
+                parameters = shard.store.variables(table)[PARAMETERS]
                 # One replica has each row; the others add zeros.
                 rows = tf.scatter_nd(
                     mine[:, None],
@@ -173,7 +173,7 @@ class HotRows:
             return summed
 
         for shard, rows in zip(shards, TracedOnce(of_owners)(), strict=True):
-            copies = shard.variables[hot.copies.name][PARAMETERS]
+            copies = shard.store.variables(hot.copies.name)[PARAMETERS]
             with tf.device(shard.device):
                 copies.assign(tf.cast(rows, copies.dtype))
 

@@ -30,10 +30,11 @@ class OneDeviceEngine(Engine):
 
     def build(self) -> None:
         self._shard.build(lambda table: table.vocabulary_size)
-        for name, variables in self._shard.variables.items():
-            self._fill(self.states[name].spec, variables[PARAMETERS])
+        for name, state in self.states.items():
+            variables = self._shard.store.variables(name)
+            self._fill(state.spec, variables[PARAMETERS])
             for key, variable in variables.items():
-                self.states[name].add(key, variable)
+                state.add(key, variable)
         self._follow_step()
 
     def _fill(self, table: TableSpec, variable: Any) -> None:

@@ -152,7 +152,8 @@ class RowWiseEngine(CollectiveEngine):
         hot = self._hot_rows.tables.get(table)
         if hot is None:
             return None
-        copies = [s.variables[hot.copies.name][variable] for s in self._shards]
+        name = hot.copies.name
+        copies = [s.store.variables(name)[variable] for s in self._shards]
         return functools.partial(hot.write, copies)
 
     def _lookup(

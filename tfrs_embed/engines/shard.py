@@ -29,8 +29,6 @@ class Shard:
 
     Attributes:
         store: the tables' rows and slots.
-        variables: each table's variables by the table's name, then by
-            "parameters" or the slot's name; see `RowStore.variables`.
         step: the number of updates made.
         trash: the row that takes the gradients of ids without a row; None: all
             have one.
@@ -45,7 +43,6 @@ class Shard:
         device: str | None,
     ) -> None:
         self.device = device
-        self.variables: dict[str, dict[str, Any]] = {}
         self.step: Any = None
         self._tables = tuple(tables)
         self.store: RowStore = MemoryRows(device)
@@ -69,8 +66,6 @@ class Shard:
                 slots = optimizer.rule.slots() if optimizer else {}
                 shares.append(StoredTable(table, rows(table), slots))
             self.store.build(shares)
-            for table in self._tables:
-                self.variables[table.name] = self.store.variables(table.name)
             self.step = make_variable(tf.constant(0, tf.int64), "step")
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
@@ -93,7 +88,7 @@ class Shard:
         `ids` are the rows of each, [n] int64. Without a dtype the rows have the
         tables' dtype.
         """
-        wanted = dtype or self.variables[names[0]][PARAMETERS].dtype
+        wanted = dtype or self.store.variables(names[0])[PARAMETERS].dtype
         if training:
             # Bags of one row: exact in the tables' dtype.
             bags = bags_of_rows(ids)
@@ -168,7 +163,7 @@ class Shard:
                 row = tf.gather(rows, bags.ids)
                 mine = tf.where(row >= 0)[:, 0]
                 row, updated = tf.gather(row, mine), tf.gather(bags.ids, mine)
-                for name in self.variables[table]:
+                for name in self.store.variables(table):
                     copied = self.store.read(copies, name, updated)
                     self.store.write(table, name, row, copied)
 

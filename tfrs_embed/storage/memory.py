@@ -96,42 +96,23 @@ class MemoryRows(RowStore):
         )
 
     def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
-        handles, slots = [], []
-        for table in rows:
-            variables = self._variables[table]
+        for table, number in rows.items():
+            variables, slots = self._variables[table], self._slots[table]
             [dim] = variables[PARAMETERS].shape[1:]
-            slots.append(
-                tuple(
-                    (slot.initial, slot.row(dim))
-                    for slot in self._slots[table].values()
+            with tf.device(self.device):
+                _grow(
+                    number,
+                    [variables[name].handle for name in slots],
+                    tuple((s.initial, s.row(dim)) for s in slots.values()),
                 )
-            )
-            handles.append([variables[n].handle for n in self._slots[table]])
-        given = [*rows.values()], handles, tuple(slots)
-        with tf.device(self.device):
-            if len(rows) == 1:  # A call in a call takes time.
-                _grow(*(each[0] for each in given))
-            else:
-                _grow_each(*given)
 
 
 # For each of a table's variables its initial value and shape of a row.
 _Slots = tuple[tuple[float, tuple[int, ...]], ...]
 
 
-# Functions, so that several branches share one trace. They take handles, since
+# A function, so that several branches share one trace. It takes handles, since
 # TensorFlow keeps graphs, which would keep variables alive.
-@tf.function(autograph=False, **graphs.NOT_INLINED)
-def _grow_each(
-    rows: list[tf.Tensor],
-    handles: list[list[tf.Tensor]],
-    slots: tuple[_Slots, ...],
-) -> None:
-    """Calls `_grow` for each table."""
-    for each in zip(rows, handles, slots, strict=True):
-        _grow(*each)
-
-
 @tf.function(autograph=False, **graphs.NOT_INLINED)
 def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
     """Gives a table's variables at least `rows` rows, and some to spare."""
