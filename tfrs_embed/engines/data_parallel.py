@@ -77,14 +77,21 @@ class DataParallelEngine(CollectiveEngine):
             yield from initial_blocks(table)
             return
         channel = self._replicas.allocate(1)
-        of_first_rank: dict[int, TracedOnce] = {}
+
+        def of_first_rank(block: tf.Tensor) -> tf.Tensor:
+            size = tf.shape(block)[0]
+            capacity, bucket = bucket_of(size)
+            block = tf.pad(block, [[0, capacity - size], [0, 0]])
+            gathered = [
+                self._replicas.gather(i, block, channel, bucket)
+                for i in range(self._replicas.local)
+            ]
+            return gathered[0][:size]
+
+        spec = tf.TensorSpec([None, table.dim], table.dtype)
+        take = TracedOnce(of_first_rank, spec)
         for start, block in initial_blocks(table):
-            size = block.shape[0]
-            if size not in of_first_rank:
-                of_first_rank[size] = self._taker(
-                    block, channel, len(of_first_rank)
-                )
-            yield start, of_first_rank[size](block)
+            yield start, take(block)
 
     def _lookup(
         self, replica: int, call: LookupCall
@@ -187,15 +194,3 @@ class DataParallelEngine(CollectiveEngine):
         ):
             total = tf.tensor_scatter_nd_add(total, mine[:, None], sent)
         return unique[1:], tf.range(tf.size(unique) - 1), total[1:]
-
-    def _taker(self, block: tf.Tensor, channel: int, bucket: int) -> TracedOnce:
-        """Makes a function that returns a block of this shape from rank 0."""
-
-        def take(block: tf.Tensor) -> tf.Tensor:
-            gathered = [
-                self._replicas.gather(i, block, channel, bucket)
-                for i in range(self._replicas.local)
-            ]
-            return gathered[0][: block.shape[0]]
-
-        return TracedOnce(take, tf.TensorSpec.from_tensor(block))

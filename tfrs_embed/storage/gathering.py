@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,25 +9,26 @@ import tensorflow as tf
 
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.distribution import waits
-from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
-# A shard sends at most 2 to this power numbers of 64 bits at once: 16 MiB.
-_LARGEST = 21
+# A shard sends at most this many numbers of 64 bits at once: 16 MiB.
+_LARGEST = 1 << 21
 
 
 class Gathering:
     """Collects one array of each shard, in all workers.
 
-    Workers send an array's bytes in blocks, padded to a power of two: a
-    collective's channel allows one dtype, and one shape per bucket. `action` is
-    what the workers do meanwhile, for the warning of a long wait.
+    Workers send an array's bytes in blocks of int64, since a collective's
+    channel allows one dtype. `action` is what the workers do meanwhile, for the
+    warning of a long wait.
     """
 
     def __init__(self, replicas: Replicas, action: str) -> None:
         self._replicas = replicas
         self._action = action
         self._channel = replicas.allocate(1)
-        self._collect: dict[int, TracedOnce] = {}
+        numbers = [tf.TensorSpec([None], tf.int64)] * replicas.local
+        self._collect = TracedOnce(self._collective, *numbers)
 
     def __call__(self, here: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns each shard's array, by rank; all workers must call.
@@ -39,7 +39,7 @@ class Gathering:
         ranks = self._replicas.ranks
         if self._replicas.workers == 1:
             return [here[ranks.index(rank)] for rank in range(len(ranks))]
-        counts = self._gather([np.array([len(a)], np.int64) for a in here], 0)
+        counts = self._gather([np.array([len(a)], np.int64) for a in here])
         row = here[0].itemsize * int(np.prod(here[0].shape[1:]))
         most = -(-row * int(np.max(counts)) // 8)
         # The arrays' bytes, padded with zeros.
@@ -48,12 +48,9 @@ class Gathering:
             for a in here
         ]
         parts = [np.zeros([len(counts), 0], np.int64)]
-        start = 0
-        while start < most:
-            bucket = min(_LARGEST, int(most - start - 1).bit_length())
-            block = [s[start : start + (1 << bucket)] for s in sent]
-            parts.append(self._gather(block, bucket))
-            start += 1 << bucket
+        for start in range(0, most, _LARGEST):
+            block = [s[start : start + _LARGEST] for s in sent]
+            parts.append(self._gather(block))
         return [
             np.frombuffer(got.tobytes()[: row * n], here[0].dtype).reshape(
                 [n, *here[0].shape[1:]]
@@ -63,22 +60,20 @@ class Gathering:
             )
         ]
 
-    def _gather(self, sent: Sequence[np.ndarray], bucket: int) -> np.ndarray:
-        """Gathers up to 2**bucket int64 of each shard: [shards, 2**bucket]."""
-        size = 1 << bucket
-        if bucket not in self._collect:
-            spec = tf.TensorSpec([size], tf.int64)
-            self._collect[bucket] = TracedOnce(
-                functools.partial(self._collective, bucket), *[spec] * len(sent)
-            )
-        padded = [tf.constant(np.pad(s, (0, size - len(s)))) for s in sent]
+    def _gather(self, sent: Sequence[np.ndarray]) -> np.ndarray:
+        """Gathers equally many int64 of each shard: [shards, n]."""
         with waits.together(self._replicas, self._action):
-            gathered = self._collect[bucket](*padded).numpy()
-        return gathered.reshape([-1, size])
+            gathered = self._collect(*map(tf.constant, sent)).numpy()
+        by_rank = gathered.reshape([self._replicas.world, -1])
+        return by_rank[:, : len(sent[0])]
 
-    def _collective(self, bucket: int, *sent: tf.Tensor) -> tf.Tensor:
+    def _collective(self, *sent: tf.Tensor) -> tf.Tensor:
+        capacity, bucket = bucket_of(tf.size(sent[0]))
+        padding = [[0, capacity - tf.size(sent[0])]]
         gathered = [
-            self._replicas.gather(i, numbers, self._channel, bucket)
+            self._replicas.gather(
+                i, tf.pad(numbers, padding), self._channel, bucket
+            )
             for i, numbers in enumerate(sent)
         ]
         return gathered[0]
