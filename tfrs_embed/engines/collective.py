@@ -168,9 +168,8 @@ class CollectiveEngine(Engine, Together):
     def _expose(self, state: TableState) -> None:
         """Adds a table's variables, as one for all shards, to its state."""
         table = state.spec
-        optimizer = self.optimizers[table.name]
-        slots = optimizer.rule.slots() if optimizer else {}
-        rows = {name: slot.row(table.dim) for name, slot in slots.items()}
+        slots = state.rule_slots.items()
+        rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():
             parts = self._parts(table)
             if not row:  # One number for each row has no columns.

@@ -18,7 +18,7 @@ from tfrs_embed.engines.collective import NEW_KEYS
 from tfrs_embed.engines.dynamic import refuse_to_trace
 from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
-from tfrs_embed.engines.table_group import TableGroup, by_kind
+from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.storage.dynamic_table import DynamicTable
@@ -72,20 +72,31 @@ class KeyedLookup(RowLookup):
     def _find(
         self, replica: int, asked: Asked, training: bool
     ) -> dict[int, Received]:
-        """Finds rows; gives some to new keys in a step of training."""
+        """Finds rows; reserves some for new keys in a step of training."""
         keyed: dict[int, Any] = {}
-        trained = {}
+        requests = {}
+        step = tf.convert_to_tensor(self.shards[replica].step) + 1
         for i, each in asked.received.items():
             group = asked.groups[i]
+            tables = self._tables(replica, group)
             keys = self._ids(replica, each.rows)
             # A group's tables are all trained, or all not.
             if training and group.tables[0].name in self.trained:
-                trained[i] = keys
+                requests[i] = Request(tables, keys, each.table_of, None, step)
             else:
-                tables = self._tables(replica, group).key_tables
-                keyed[i] = tables.look_up(keys, each.table_of)
-        if trained:
-            keyed.update(self._reserve(replica, asked, trained))
+                keyed[i] = tables.key_tables.look_up(keys, each.table_of)
+        if requests:
+            counts = self.exchange.send(
+                replica,
+                {i: asked.received[i] for i in requests},
+                {i: _occurrences(asked.routes[i]) for i in requests},
+                COUNTS,
+            )
+            counted = [
+                r._replace(counts=counts[i]) for i, r in requests.items()
+            ]
+            reserved = reserve(counted, self.agree())
+            keyed.update(zip(requests, reserved, strict=True))
         return {
             i: each._replace(
                 rows=asked.groups[i].number(keyed[i].rows, each.table_of),
@@ -93,21 +104,6 @@ class KeyedLookup(RowLookup):
             )
             for i, each in asked.received.items()
         }
-
-    def _reserve(
-        self, replica: int, asked: Asked, keys: Mapping[int, tf.Tensor]
-    ) -> dict[int, Reservation]:
-        """Reserves rows for the keys of groups that are trained."""
-        received = {i: asked.received[i] for i in keys}
-        occurrences = {i: _occurrences(asked.routes[i]) for i in keys}
-        counts = self.exchange.send(replica, received, occurrences, COUNTS)
-        step = tf.convert_to_tensor(self.shards[replica].step) + 1
-        requests = []
-        for i, mine in keys.items():
-            tables = self._tables(replica, asked.groups[i])
-            table_of = received[i].table_of
-            requests.append(Request(tables, mine, table_of, counts[i], step))
-        return dict(zip(keys, reserve(requests, self.agree()), strict=True))
 
     def contributions(
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
@@ -161,15 +157,8 @@ class DynamicShardedEngine(RowWiseEngine):
         self._rows: dict[str, Sequence[KeyedShard]] = {}
         super()._build()
 
-    def _make_groups(self) -> list[TableGroup]:
-        world = self._replicas.world
-        return [
-            TableGroup(tables, self.features, world, keyed=True)
-            for tables in by_kind(
-                lambda t: (t.dim, self.optimizers[t.name] is not None),
-                self.tables,
-            )
-        ]
+    def _kind(self, table: TableSpec) -> tuple[Any, ...]:
+        return table.dim, self.optimizers[table.name] is not None
 
     def _make_lookup(self) -> RowLookup:
         return KeyedLookup(

@@ -89,7 +89,16 @@ class RowWiseEngine(CollectiveEngine):
             self._first_shards,
             self._wire,
         )
-        groups = self._make_groups()
+        groups = [
+            TableGroup(
+                tables,
+                self.features,
+                self._replicas.world,
+                self._first_shards,
+                keyed=self.gives_rows,
+            )
+            for tables in by_kind(self._kind, self.tables)
+        ]
         self._row_exchange = row_exchange.make(
             self._replicas,
             [(g.dim, self._wire.of_rows(g.dtype)) for g in groups],
@@ -116,13 +125,9 @@ class RowWiseEngine(CollectiveEngine):
             optimizers[hot.copies.name] = optimizers[hot.table.name]
         return Shard(tables, optimizers, device)
 
-    def _make_groups(self) -> list[TableGroup]:
-        """Groups the tables whose rows are exchanged together."""
-        world, first_shards = self._replicas.world, self._first_shards
-        return [
-            TableGroup(tables, self.features, world, first_shards)
-            for tables in by_kind(lambda t: (t.dim, t.dtype), self.tables)
-        ]
+    def _kind(self, table: TableSpec) -> tuple[Any, ...]:
+        """The kind of tables whose rows are exchanged together."""
+        return table.dim, table.dtype
 
     def _make_lookup(self) -> RowLookup:
         """Makes what reads the rows of received keys."""

@@ -75,7 +75,7 @@ class DynamicTable(TableState):
                 self.spec,
                 replicas.world,
                 store,
-                self._slots,
+                self.rule_slots,
                 self._make_initial,
             )
             for store in stores

@@ -212,9 +212,7 @@ class ShardedVariable(CompositeVariable, Rows):
                 if first < end:
                     at = part.offset + first
                     rows = read_variable(variable, at, end - first)
-                    if part.columns is None and rows.shape.rank == 2:
-                        rows = rows[:, : self.shape[1]]
-                    yield part, first, rows
+                    yield part, first, self._unpadded(rows)
             return
         bounds = [p.within(start, size) for p in self._by_rank.values()]
         end = max(each[1] for each in bounds)
@@ -236,34 +234,30 @@ class ShardedVariable(CompositeVariable, Rows):
     def held(self) -> list[HeldRows]:
         """Returns this process's rows; none if it lacks columns of its rows."""
         self._require_values()
-        found = [self._held(*each) for each in self._sources()]
-        if not found or all(part.columns is None for part in self._parts):
-            return found
-        if len(found) < len(self._by_rank):
-            return []
+        parts = self._sources()
+        if all(part.columns is None for part, _ in parts):
+            return [self._held([each]) for each in parts]
+        return [self._held(parts)] if len(parts) == len(self._by_rank) else []
+
+    def _held(self, parts: Sequence[tuple[Part, tf.Variable]]) -> HeldRows:
+        """Returns the rows of parts that have columns of the same rows."""
 
         def gather(wanted: np.ndarray) -> tf.Tensor:
-            columns = [each.gather(wanted) for each in found]
+            columns = []
+            for part, variable in parts:
+                with tf.device(variable.device):
+                    numbers = tf.constant(part.offset + wanted, tf.int64)
+                    columns.append(self._unpadded(tf.gather(variable, numbers)))
             with tf.device("CPU:0"):
-                return tf.concat(columns, 1)
+                return concat(columns, 1)
 
-        size = sum(each.bytes for each in found)
-        return [HeldRows(self.shape[0], size, gather)]
+        rows = len(parts[0][0].rows)
+        size = rows * math.prod(self.shape[1:]) * self.dtype.size
+        return HeldRows(rows, size, gather)
 
-    def _held(self, part: Part, variable: tf.Variable) -> HeldRows:
-        """Returns the rows of one part."""
-        row = self.shape[1:].as_list()
-        if part.columns is not None:
-            row = [part.columns[1] - part.columns[0]]
-
-        def gather(wanted: np.ndarray) -> tf.Tensor:
-            numbers = tf.constant(part.offset + wanted, tf.int64)
-            with tf.device(variable.device):
-                rows = tf.gather(variable, numbers)
-                return rows[:, : row[0]] if row else rows
-
-        size = len(part.rows) * math.prod(row) * self.dtype.size
-        return HeldRows(len(part.rows), size, gather)
+    def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows without a variable's columns beyond the table's."""
+        return rows if rows.shape.rank == 1 else rows[:, : self.shape[1]]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets rows, [n, dim] or [n]; keeps those that this process has."""

@@ -29,6 +29,9 @@ class TableState(Trackable):
     Args:
         spec: the table.
         optimizer: the table's optimizer; None: no engine trains it.
+
+    Attributes:
+        rule_slots: the slots of the optimizer's rule, by name.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class TableState(Trackable):
     ) -> None:
         self.spec = spec
         self.variables: dict[str, Any] = {}
-        self._slots = optimizer.rule.slots() if optimizer else {}
+        self.rule_slots = optimizer.rule.slots() if optimizer else {}
         self._growing = False
         self._saved: dict[str, Saved] = {}
         if optimizer is not None:
@@ -63,7 +66,7 @@ class TableState(Trackable):
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields a variable's initial rows from row `first` on."""
         if name != PARAMETERS:
-            slot = self._slots[name]
+            slot = self.rule_slots[name]
             row = slot.row(self.spec.dim)
             count = self.spec.vocabulary_size - first
             for start, size in blocks([count, *row], tf.float32):
@@ -97,11 +100,6 @@ class TableState(Trackable):
     def held(self, name: str) -> list[HeldRows]:
         """Returns this process's rows of "parameters" or a slot."""
         return self._saved[name].held()
-
-    @property
-    def initial_slots(self) -> dict[str, float]:
-        """The value of each slot in rows that were never updated."""
-        return {name: slot.initial for name, slot in self._slots.items()}
 
     @property
     def table(self) -> Any:

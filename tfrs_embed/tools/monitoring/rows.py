@@ -48,8 +48,8 @@ def read(state: TableState, most: int | None) -> ReadRows:
         most: about how many rows of a shard to read; None: all.
     """
     slots = [
-        (state.held(name), initial)
-        for name, initial in state.initial_slots.items()
+        (state.held(name), slot.initial)
+        for name, slot in state.rule_slots.items()
     ]
     dtype = state.table.dtype.as_numpy_dtype
     ids = [np.zeros(0, np.int64)]
