@@ -61,10 +61,10 @@ def test_each_row_is_held_once(cut):
 
 def test_what_others_have_in_a_stack_stays():
     table = make("stacks")
-    for variable in table.shards:
+    for variable in table._variables:
         variable.assign(tf.fill(variable.shape, 7.0))
     table.assign(TABLE)
-    for part, variable in zip(CUTS["stacks"], table.shards, strict=True):
+    for part, variable in zip(CUTS["stacks"], table._variables, strict=True):
         mine = slice(part.offset, part.offset + len(part.rows))
         np.testing.assert_array_equal(
             variable[mine, :DIM], TABLE[list(part.rows)]

@@ -357,7 +357,6 @@ def test_variables_of_a_combined_engine(strategy):
     assert layer.engine.step.name == alone.engine.step.name == "step:0"
     assert list(layer.engine.states) == list(TABLES)
     assert sorted(layer.engine.optimizers) == sorted(TABLES)
-    assert not layer.engine.has_whole_tables
     layer.engine.step.assign(5)
     steps = [engine.step.numpy() for engine in layer.engine._engines]
     assert steps == [5, 5]

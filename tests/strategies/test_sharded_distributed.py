@@ -67,7 +67,7 @@ def test_replicas_share_large_tables_and_copy_small_ones(strategy):
         _, layer = make()
     tables, world = layer.embedding_tables, strategy.num_replicas_in_sync
     for name in ("user", "item"):
-        assert {s.shape[0] for s in tables[name].shards} == {
+        assert {s.shape[0] for s in tables[name]._variables} == {
             -(-TABLES[name] // world)
         }
     engines = {t.table: t.engine for t in layer.placement.tables}

@@ -205,10 +205,6 @@ class CollectiveEngine(Engine, Together):
     def together(self) -> Together:
         return self
 
-    @property
-    def has_whole_tables(self) -> bool:
-        return False
-
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         replica = self._replicas.current(self._name)
         if replica is not None:

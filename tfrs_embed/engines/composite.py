@@ -79,10 +79,6 @@ class CompositeEngine(Engine, FixedBatches):
         return self._step
 
     @property
-    def has_whole_tables(self) -> bool:
-        return all(e.has_whole_tables for e in self._engines)
-
-    @property
     def together(self) -> Together | None:
         able = [e.together for e in self._engines if e.together is not None]
         # All engines of a strategy decide with the same collective.

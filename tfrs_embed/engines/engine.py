@@ -86,11 +86,6 @@ class Engine(abc.ABC):
         """
 
     @property
-    def has_whole_tables(self) -> bool:
-        """Whether each table is one `tf.Variable`, as Keras can load them."""
-        return not self.gives_rows
-
-    @property
     def gives_rows(self) -> bool:
         """Whether training lookups give rows to new keys.
 

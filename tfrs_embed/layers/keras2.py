@@ -13,6 +13,7 @@ import tf_keras
 
 from tfrs_embed.checkpoint.names import in_graphs
 from tfrs_embed.compat.private_tensorflow import traces_shapes
+from tfrs_embed.compat.unmirrored import UnmirroredVariable
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
@@ -61,7 +62,8 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
     @property
     def _tracking_metadata(self) -> str:
         # Keras reads it when it saves a SavedModel to be loaded by Keras.
-        if not self.engine.has_whole_tables:
+        tables = [state.table for state in self.engine.states.values()]
+        if not all(isinstance(table, UnmirroredVariable) for table in tables):
             raise NotImplementedError(
                 f"Layer '{self.name}' has sharded tables, which Keras can't "
                 "load from its SavedModel format. Save as .keras or .h5, or "

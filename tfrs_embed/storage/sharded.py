@@ -139,11 +139,6 @@ class ShardedVariable(CompositeVariable, Rows):
         self._swap = TracedOnce(self._swap_block, row)
 
     @property
-    def shards(self) -> tuple[tf.Variable, ...]:
-        """The variables of this process's replicas."""
-        return tuple(self._variables)
-
-    @property
     def nbytes(self) -> int:
         """The bytes that this worker writes: about its share of the table."""
         return super().nbytes // self._workers

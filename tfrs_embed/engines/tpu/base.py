@@ -150,10 +150,6 @@ class TPUEngine(Engine, FixedBatches):
     def step(self) -> Any:
         return self._step
 
-    @property
-    def has_whole_tables(self) -> bool:
-        return False
-
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         """See the base class; outside of strategy.run it reads the tables."""
         bags = call.bags
