@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
 from tfrs_embed.storage.key_table import Found
-from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.keyed_shard import KeyedShards
 from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 
 
@@ -55,7 +55,7 @@ class DynamicEngine(OneDeviceEngine):
     """
 
     _State = DynamicTable
-    _groups: Sequence[_Group] = ()
+    _groups: list[_Group]
 
     def build(self) -> None:
         self._shard.trash = TRASH
@@ -71,20 +71,15 @@ class DynamicEngine(OneDeviceEngine):
                     self._strategy,
                     self.step,
                 )
-        self._groups = self._make_groups(shards)
-        self._follow_step()
-
-    def _make_groups(self, shards: Mapping[str, KeyedShard]) -> list[_Group]:
-        """Groups the tables that are alike in width, and in being trained."""
-        found = []
+        self._groups = []
         for tables in by_kind(
             lambda t: (t.dim, self.optimizers[t.name] is not None), self.tables
         ):
             group = TableGroup(tables, self.features, world=1, keyed=True)
             keyed = KeyedShards([shards[t.name] for t in tables])
             trained = self.optimizers[tables[0].name] is not None
-            found.append(_Group(group, keyed, trained))
-        return found
+            self._groups.append(_Group(group, keyed, trained))
+        self._follow_step()
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         refuse_to_trace(self._name)

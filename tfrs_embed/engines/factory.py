@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tfrs_embed.configs.placement import ShardingType
 from tfrs_embed.configs.tables import FeatureSpec
@@ -45,18 +45,12 @@ def make_engine(
     by_type: dict[ShardingType, list[FeatureSpec]] = {}
     for feature in options.features:
         by_type.setdefault(sharding[feature.table.name], []).append(feature)
-    engines = [
-        _engine_class(each)(dataclasses.replace(options, features=features))
-        for each, features in by_type.items()
-    ]
+    engines = []
+    for each, features in by_type.items():
+        module, name = _ENGINES[each]
+        found = importlib.import_module(f"tfrs_embed.engines.{module}")
+        mine = dataclasses.replace(options, features=features)
+        engines.append(getattr(found, name)(mine))
     if len(engines) == 1:
         return engines[0]
     return CompositeEngine(options, engines)
-
-
-def _engine_class(sharding: ShardingType) -> Callable[..., Engine]:
-    module, name = _ENGINES[sharding]
-    found: Callable[..., Engine] = getattr(
-        importlib.import_module(f"tfrs_embed.engines.{module}"), name
-    )
-    return found
