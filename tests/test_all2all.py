@@ -541,7 +541,7 @@ def test_restoring_more_keys_than_fit(tmp_path):
     before = state(other)
     with pytest.raises(
         ValueError,
-        match=f"'ads' has no room for {layer.size} keys: .* shard 0 would "
+        match=f"'ads' has no room for {layer.size} keys: shard 0 of 1 would "
         f"hold {layer.size} .* {layer.size - 1} rows. .*max_vocabulary_size",
     ):
         tf.train.Checkpoint(layer=other).restore(path)
