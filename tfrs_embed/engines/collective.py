@@ -273,14 +273,11 @@ class CollectiveEngine(Engine, Together):
         """Looks up outside of any replica: each feature's [count, dim]."""
         if self._replicas.workers > 1:
             return self._refuse_outside(bags)
-        rows = [
-            widen(self._rows_outside(f.table.name, b.ids))
-            for f, b in zip(self.features, bags, strict=True)
-        ]
-        return [
-            lookup_ops.combine(each, None, b)
-            for each, b in zip(rows, bags, strict=True)
-        ]
+        found = []
+        for feature, b in zip(self.features, bags, strict=True):
+            rows = widen(self._rows_outside(feature.table.name, b.ids))
+            found.append(lookup_ops.combine(rows, None, b))
+        return found
 
     def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         """Rows of a table, [n, dim], outside of any replica, in one process."""

@@ -41,7 +41,7 @@ class KeyedCheckpoint:
         # with counters and candidates by name.
         self._new: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
         # The largest restored step of last use, until `count_from_step`.
-        self._newest: int | None = None
+        self._newest = 0
         self._has_step = False
         self.moments = weakref.WeakKeyDictionary()
 
@@ -95,12 +95,10 @@ class KeyedCheckpoint:
         if chief and not kept.all() and not growth.may_shrink():
             text = self._rows.room.left_out(keys, kept, str(self.source))
             warnings.warn(text, UserWarning, stacklevel=2)
-        self._newest = None
-        if LAST_USED in known:
-            seen = known[LAST_USED]
-            if CANDIDATES in known:
-                seen = np.append(seen, known[CANDIDATES][:, 2])
-            self._newest = int(seen.max()) if seen.size else None
+        seen = known.get(LAST_USED, np.zeros([0], np.int64))
+        if CANDIDATES in known:
+            seen = np.append(seen, known[CANDIDATES][:, 2])
+        self._newest = int(seen.max(initial=0))
         if self._has_step:
             self.count_from_step()
 
@@ -111,15 +109,14 @@ class KeyedCheckpoint:
         which may be smaller. Call it after the step was restored, if one is.
         """
         self._has_step = True
-        newest, self._newest = self._newest, None
-        step = int(np.asarray(self._step))
-        if newest is None or newest <= step:
+        later = min(0, int(np.asarray(self._step)) - self._newest)
+        self._newest = 0
+        if later == 0:
             return
         for shard in self._rows.shards:
             shard.set_known(
-                last_used=shard.live().last_used + step - newest,
-                candidates=shard.integers(CANDIDATES)
-                + np.array([0, 0, step - newest]),
+                last_used=shard.live().last_used + later,
+                candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
             )
 
 
