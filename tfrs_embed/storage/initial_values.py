@@ -71,7 +71,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         size = max(1, BLOCK_ELEMENTS // table.dim)
         for first in range(0, table.vocabulary_size, size):
             block = (min(size, table.vocabulary_size - first), table.dim)
-            rows = checked(table, make(first, block), block)
+            rows = checked(table, make(first, block), block, first)
             yield first, _rounded(table, rows, first)
             # The caller has stored the rows.
             task.advance(math.prod(block) * bytes_of(table))
@@ -203,15 +203,18 @@ def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
 
 
 def checked(
-    table: TableSpec, rows: Any, shape: Sequence[int | None]
+    table: TableSpec, rows: Any, shape: Sequence[int | None], first: int = 0
 ) -> tf.Tensor:
     """Returns rows as a tensor; raises unless they are float32 of the shape."""
     rows = tf.convert_to_tensor(rows)
     if not rows.shape.is_compatible_with(shape) or rows.dtype != tf.float32:
+        part = ""
+        if shape[0] is not None and shape[0] < table.vocabulary_size:
+            part = f", for its rows {first} to {first + shape[0] - 1}"
         raise ValueError(
             f"Table '{table.name}': its initializer returned "
             f"{rows.dtype.name} of shape {tuple(rows.shape)}, not float32 of "
-            f"shape {shape}."
+            f"shape {shape}{part}."
         )
     return rows
 
