@@ -1216,20 +1216,6 @@ def test_no_json(text):
         Plan.from_json(text)
 
 
-def test_plans_without_what_they_were_made_for_are_read():
-    """As earlier versions stored them."""
-    made = make_plan()
-    assert [(t.optimizer, t.dtype) for t in made.tables] == [
-        ("Adagrad", "float32")
-    ] * 2
-    values = json.loads(made.to_json())
-    for table in values["tables"]:
-        del table["optimizer"], table["dtype"]
-    old = Plan.from_json(json.dumps(values))
-    assert {(t.optimizer, t.dtype) for t in old.tables} == {(None, None)}
-    assert [str(t) for t in old.tables] == [str(t) for t in made.tables]
-
-
 def test_a_plan_has_each_tables_optimizer_and_dtype():
     features = features_of([100], 8, optimizer="adam", dtype="bfloat16")
     features["g"] = FeatureConfig("g", TableConfig("g", 100, 8))

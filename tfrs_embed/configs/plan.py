@@ -53,11 +53,10 @@ class TablePlan:
         ranks: for "table" the rank; for "column" the rank of each slice, in the
             order of the columns; else ().
         reason: the reason for the placement.
-        hot_rows: for "row" the ids of the rows that each replica has a copy of.
         optimizer: the update rule of the plan, such as "Adagrad"; "none": no
-            optimizer was given, and no slots were counted; None: not known, as
-            in plans of earlier versions.
-        dtype: the dtype of the rows; None: not known.
+            optimizer was given, and no slots were counted.
+        dtype: the dtype of the rows.
+        hot_rows: for "row" the ids of the rows that each replica has a copy of.
 
     Raises:
         ValueError: placement and ranks don't go together.
@@ -73,9 +72,9 @@ class TablePlan:
     placement: PlacementName
     ranks: tuple[int, ...]
     reason: str
+    optimizer: str
+    dtype: str
     hot_rows: tuple[int, ...] = ()
-    optimizer: str | None = None
-    dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Checks that placement and ranks go together."""

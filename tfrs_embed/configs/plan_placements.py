@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.plan import Plan, TablePlan
-from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec, bytes_of
+from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -143,14 +143,8 @@ def _warn_of_changes(
             ("optimizer", was.optimizer, rule_name(own)),
             ("dtype", was.dtype, table.dtype),
         ):
-            if before not in (None, now):
+            if before != now:
                 changes.append(f"{where}: {what} {now}, planned for {before}.")
-        slots = own.rule.numbers_per_row(table.dim) if own else 0
-        size = table.vocabulary_size * (table.dim * bytes_of(table) + 4 * slots)
-        if size != was.bytes:
-            changes.append(
-                f"{where}: {size:,} bytes with slots, planned {was.bytes:,}."
-            )
         features = {f.name for f in spec.features if f.table is table}
         if features != set(was.features):
             changes.append(
