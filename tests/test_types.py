@@ -46,7 +46,7 @@ te.PartialTPUEmbedding(feature, "adamw")  # error: arg-type
 te.PartialTPUEmbedding(feature, adam, size_treshold=3)  # error: call-arg
 te.PartialTPUEmbedding(feature, adam, name=3)  # error: arg-type
 te.PartialTPUEmbedding(feature, adam, invalid_ids="no")  # error: arg-type
-layer = te.DistributedEmbedding(feature, optimizer={"kind": "keras"})
+layer = te.DistributedEmbedding(feature, optimizer=adam)
 te.DistributedEmbedding(feature, optimizer=3)  # error: arg-type
 te.DistributedEmbedding(feature, update_stat=True)  # error: call-arg
 layer({"f": [1]}, weights={"f": [1.0]}, training=True, partial=True)
