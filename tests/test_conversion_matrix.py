@@ -171,7 +171,7 @@ def test_what_is_known_of_keys_is_shown_with_their_table(case, folder, capsys):
     assert contents["steps"] == {"layer": 2}
     assert main(["inspect", saved(case, folder)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r" candidates +\[1, 3\] +int64 +24 B *\n", text)
+    assert re.search(r" candidates +\[1, 3\] +int64 +24 B[ -]*\n", text)
     assert "other variable" not in text
     assert f"Learning rate of '{shown['layer']}/{shown['name']}': 0.25" in text
 
