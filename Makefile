@@ -244,7 +244,7 @@ wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 		--if-possible && \
 	env -i PATH="$$PATH" venv/bin/python -c '$(KERNELS_CHECK)' && \
 	venv/bin/python -m pip uninstall -qq --yes tfrs_embed && \
-	! env -i venv/bin/python -c 'import tfrs_embed'
+	! env -i venv/bin/python -c 'import tfrs_embed; tfrs_embed.__version__'
 
 # The tools alone; run.py makes an environment for each TensorFlow.
 $(WHEELS_VENV)/tools/.installed: tools/wheels/requirements.txt
