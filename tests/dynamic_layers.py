@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from conformance.descriptors import OPTIMIZERS, RATE
+from conformance.descriptors import OPTIMIZERS, RATE, fresh
 from dynamic_reference import MASK, ReferenceKeys, mix
 from fronts import keras, layers
 from helpers import differentiate
@@ -83,7 +83,7 @@ class TableCase:
             self.rows,
             self.dim,
             initializer=keras.initializers.RandomNormal(seed=self.seed),
-            optimizer=OPTIMIZERS[self.optimizer].optimizer,
+            optimizer=fresh(OPTIMIZERS[self.optimizer].optimizer),
             combiner=self.combiner,
             keys=self.keys,
         )

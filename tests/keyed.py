@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conformance.descriptors import OPTIMIZERS
+from conformance.descriptors import OPTIMIZERS, fresh
 from dynamic_layers import normal
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
@@ -48,7 +48,8 @@ class Keyed:
     """
 
     def __init__(self, name, hashed=True, rows=CAPACITY):
-        self.optimizer, rule, settings, options = OPTIMIZERS[name]
+        given, rule, settings, options = OPTIMIZERS[name]
+        self.optimizer = fresh(given)
         self.hashed = hashed
         self.row = {} if hashed else {k: k for k in range(rows)}
         table = Table(

@@ -17,7 +17,7 @@ import kernel_cases
 import reference
 import tfrs_embed.kernels
 import update_rules
-from conformance.descriptors import optimizer_of
+from conformance.descriptors import fresh, optimizer_of
 from fronts import keras
 from tfrs_embed import optimizers, types
 from tfrs_embed.ops import compiled
@@ -74,7 +74,7 @@ def test_a_rules_settings_have_room_in_the_kernels(rule):
 @pytest.mark.parametrize("case", update_rules.CASES)
 def test_an_optimizer_of_a_rule_becomes_it(case):
     rule, settings = update_rules.CASES[case]
-    given = optimizer_of(rule, settings)
+    given = fresh(optimizer_of(rule, settings))
     made = conversion.convert(given, "Table 't'", keras)
     assert made.rule == getattr(rules, rule)(**settings)
 

@@ -1,11 +1,12 @@
 """What the conformance tests go through: ids, optimizers, engines."""
 
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 import update_rules
-from fronts import NUMBER, layers
+from fronts import keras, layers
 from nightly import ALL
 from numpy_rows import NumpyRows
 from reference import Table
@@ -70,11 +71,17 @@ def optimizer_of(rule, settings):
     own = kind.tpu or kind.declared
     if own is not None:
         return own(RATE, **settings)
-    # As Keras stores it: each layer makes an optimizer of its own.
-    # Of what doesn't say this, tf_keras makes a legacy optimizer.
-    new = {"is_legacy_optimizer": False} if NUMBER == 2 else {}
-    config = {"learning_rate": RATE, **new, **settings}
-    return {"class_name": kind.keras, "config": config}
+    # Keras's have a variable, so each layer has one of its own: see `fresh`.
+    return functools.partial(
+        getattr(keras.optimizers, kind.keras), RATE, **settings
+    )
+
+
+def fresh(optimizer):
+    """An optimizer of `OPTIMIZERS` for one layer."""
+    if isinstance(optimizer, functools.partial):
+        return optimizer()
+    return optimizer
 
 
 def _regularized(given, **options):

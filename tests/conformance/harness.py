@@ -16,6 +16,7 @@ from conformance.descriptors import (
     OPTIMIZERS,
     OPTIONS,
     dense_shapes,
+    fresh,
     large_and_small,
 )
 from fronts import layers
@@ -49,7 +50,7 @@ def build(engine, tables=None, per_table=False, **options):
     options = {**ENGINES[engine].options, **options}
     tables = tables or large_and_small()
     optimizers = {
-        name: case.optimizer and OPTIMIZERS[case.optimizer].optimizer
+        name: case.optimizer and fresh(OPTIMIZERS[case.optimizer].optimizer)
         for name, case in tables.items()
     }
     shared = None
@@ -82,7 +83,7 @@ def build(engine, tables=None, per_table=False, **options):
     ):
         layer = layer_class(
             features,
-            optimizer=shared and OPTIMIZERS[shared].optimizer,
+            optimizer=shared and fresh(OPTIMIZERS[shared].optimizer),
             **options,
         )
         if group > 1:

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from conformance.descriptors import OPTIMIZERS, TableCase
+from conformance.descriptors import OPTIMIZERS, TableCase, fresh
 from conformance.harness import (
     assert_outputs,
     assert_tables,
@@ -117,7 +117,7 @@ def make_optimizers(names):
     return {
         name: TABLES[name].optimizer
         and conversion.convert(
-            OPTIMIZERS[TABLES[name].optimizer].optimizer, name
+            fresh(OPTIMIZERS[TABLES[name].optimizer].optimizer), name
         )
         for name in names
     }
