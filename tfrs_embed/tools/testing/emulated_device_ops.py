@@ -25,7 +25,6 @@ from tfrs_embed.optimizers.rules import (
     UpdateRule,
 )
 from tfrs_embed.sparsecore import device, pipelining
-from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.tools.testing.deferred_update import DeferredUpdate, Update
 from tfrs_embed.tools.testing.emulated_merge import merge
 
@@ -77,18 +76,19 @@ def _lookup(
 ) -> tf.Tensor:
     def merged(strategy: Any, calls: Sequence[_Call]) -> list[tf.Tensor]:
         table = tf.concat([call.tables[PARAMETERS] for call in calls], 0)
-        entries = _decode(strategy.topology, calls, input_size)
-        rows = tf.gather(table, entries.row)
-        if quantization_config_num_buckets:
-            rows = device.quantize(
-                rows,
-                quantization_config_low,
-                quantization_config_high,
-                quantization_config_num_buckets,
-            )
-        samples = len(calls) * input_size
-        found = device.activations(entries, rows, samples)
-        return tf.split(found, len(calls))
+        results = []
+        for chip, entries in enumerate(_decode(strategy, calls, input_size)):
+            with tf.device(strategy.extended.worker_devices[chip]):
+                rows = tf.gather(table, entries.row)
+                if quantization_config_num_buckets:
+                    rows = device.quantize(
+                        rows,
+                        quantization_config_low,
+                        quantization_config_high,
+                        quantization_config_num_buckets,
+                    )
+                results.append(device.activations(entries, rows, input_size))
+        return results
 
     table = tf.convert_to_tensor(embedding_table)
     return merge(merged, _Call(_buffers(op), {PARAMETERS: table}))
@@ -113,21 +113,27 @@ def _update(rule: type[UpdateRule], embedding: Any, **op: Any) -> Any:
 
     def merged(strategy: Any, calls: Sequence[_Call]) -> list[Any]:
         samples = call.gradients.shape[0]
-        change = Update(
-            *device.row_gradients(
-                _decode(strategy.topology, calls, samples),
+        of_chips = [
+            entries._replace(sample=entries.sample + chip * samples)
+            for chip, entries in enumerate(_decode(strategy, calls, samples))
+        ]
+        with tf.device(strategy.extended.worker_devices[0]):
+            joined = [tf.concat(e, 0) for e in zip(*of_chips, strict=True)]
+            rows, sums = device.row_gradients(
+                device.Entries(*joined),
                 tf.concat([each.gradients for each in calls], 0),
-            ),
-            op["learning_rate"],
-        )
+            )
+        change = Update(rows, sums, op["learning_rate"])
         if late:
             stack = op["table_name"]
             deferred = _deferred(embedding, stack, change)
-            pipelining.around_loop(lambda: _drain(embedding, stack, made))
+            pipelining.around_loop(
+                lambda: _drain(strategy, embedding, stack, made)
+            )
             before = deferred.take()
             deferred.put(change)
             change = before
-        after = _apply(made, change, [each.tables for each in calls])
+        after = _apply(strategy, made, change, [c.tables for c in calls])
         if not slots:
             return [each[PARAMETERS] for each in after]
         return [tuple(each[name] for name in names) for each in after]
@@ -151,42 +157,46 @@ def _buffers(op: Mapping[str, Any]) -> list[tf.Tensor]:
 
 
 def _decode(
-    topology: Topology, calls: Sequence[_Call], samples: int
-) -> device.Entries:
-    """The entries of all chips; each chip has `samples` samples."""
-    rows = calls[0].tables[PARAMETERS].shape[0] // topology.sparse_cores
-    of_chips = []
+    strategy: Any, calls: Sequence[_Call], samples: int
+) -> list[device.Entries]:
+    """Each chip's entries, on its device."""
+    topology = strategy.topology
+    entries = []
     for chip, call in enumerate(calls):
-        entries = device.decode(call.buffers, topology, samples, rows)
-        first = chip * samples
-        of_chips.append(entries._replace(sample=entries.sample + first))
-    return device.Entries(
-        *(tf.concat(each, 0) for each in zip(*of_chips, strict=True))
-    )
+        rows = call.tables[PARAMETERS].shape[0] // topology.sparse_cores
+        with tf.device(strategy.extended.worker_devices[chip]):
+            entries.append(device.decode(call.buffers, topology, samples, rows))
+    return entries
 
 
 def _apply(
-    rule: UpdateRule, change: Update, shards: Sequence[_Tables]
+    strategy: Any, rule: UpdateRule, change: Update, shards: Sequence[_Tables]
 ) -> list[_Tables]:
-    """Returns each chip's tables after an update."""
-    tables = {
-        name: tf.concat([shard[name] for shard in shards], 0)
-        for name in shards[0]
-    }
-    before = {k: tf.gather(v, change.rows) for k, v in tables.items()}
-    parameters, slots = rule.update(
-        change.rate, change.gradients, before.pop(PARAMETERS), before
-    )
-    after = {PARAMETERS: parameters, **slots}
-    index = change.rows[:, tf.newaxis]
-    updated = {
-        name: tf.tensor_scatter_nd_update(table, index, after[name])
-        for name, table in tables.items()
-    }
-    parts = {k: tf.split(v, len(shards)) for k, v in updated.items()}
-    return [
-        {k: v[chip] for k, v in parts.items()} for chip in range(len(shards))
-    ]
+    """Returns each chip's tables after an update, made on its device."""
+    updated = []
+    for chip, tables in enumerate(shards):
+        with tf.device(strategy.extended.worker_devices[chip]):
+            size = tables[PARAMETERS].shape[0]
+            rows = change.rows - chip * size
+            own = tf.where((rows >= 0) & (rows < size))[:, 0]
+            rows = tf.gather(rows, own)
+            before = {k: tf.gather(v, rows) for k, v in tables.items()}
+            parameters, slots = rule.update(
+                change.rate,
+                tf.gather(change.gradients, own),
+                before.pop(PARAMETERS),
+                before,
+            )
+            after = {PARAMETERS: parameters, **slots}
+            updated.append(
+                {
+                    name: tf.tensor_scatter_nd_update(
+                        table, rows[:, tf.newaxis], after[name]
+                    )
+                    for name, table in tables.items()
+                }
+            )
+    return updated
 
 
 #: Each embedding's deferred updates, by stack.
@@ -203,7 +213,7 @@ def _deferred(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
     return stacks[stack]
 
 
-def _drain(embedding: Any, stack: str, rule: UpdateRule) -> None:
+def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
     """Applies a stack's deferred update."""
     variables = embedding.variables[stack]
     shards = [
@@ -212,7 +222,9 @@ def _drain(embedding: Any, stack: str, rule: UpdateRule) -> None:
     ]
     change = _all_deferred[embedding][stack].take()
     before = [{k: v.read_value() for k, v in each.items()} for each in shards]
-    for shard, after in zip(shards, _apply(rule, change, before), strict=True):
+    for shard, after in zip(
+        shards, _apply(strategy, rule, change, before), strict=True
+    ):
         for name, table in after.items():
             shard[name].assign(table)
 
