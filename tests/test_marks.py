@@ -75,3 +75,11 @@ def test_every_file_of_strategies_runs_in_a_process():
         for path in (plans.TESTS / "strategies").glob("test_*.py")
     }
     assert there - found == STARTED_BY_TESTS
+
+
+@pytest.mark.xdist_group("marks")
+def test_tests_of_a_group_stay_together(request):
+    """A pytest that pytest-xdist doesn't know yet would spread them."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("pytest -n 2 --dist loadgroup runs it")
+    assert request.node.nodeid.endswith("@marks")

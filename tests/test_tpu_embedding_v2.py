@@ -254,7 +254,7 @@ def test_eager_steps_equal_the_reference(topology):
     model.check_tables()
 
 
-@nightly(lambda topology: topology not in ((1, 2), (2, 2), (4, 2)))
+@nightly(lambda topology: topology not in ((1, 2), (4, 2)))
 @pytest.mark.parametrize(
     ("topology", "features"),
     [

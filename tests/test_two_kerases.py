@@ -110,6 +110,7 @@ assert model.layers[1].__class__ is tfrs_embed.PartialTPUEmbedding
 """
 
 
+@pytest.mark.more
 @nightly(lambda name: name != "model.keras")
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model"])
 def test_tf_keras_finds_the_layers_of_a_file(name, tmp_path):
