@@ -577,6 +577,7 @@ def test_assigning_what_does_not_fit(name, value, text):
 
 # Processes of two and four replicas, and of two workers.
 @pytest.mark.more
+@pytest.mark.nightly
 def test_checkpoints_do_not_depend_on_the_number_of_replicas(tmp_path):
     for hashed in (True, False):
         layer = checkpoint_layer(1, hashed)

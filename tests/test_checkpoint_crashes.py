@@ -302,11 +302,11 @@ AT_ITS_END = "fwrite worker-1-1"
 @pytest.mark.parametrize(
     ("placement", "worker", "moment"),
     [
-        ("row", 1, AT_ITS_END),
         ("mixed", 1, "fwrite worker-1-0"),
         *(
             pytest.param(*other, marks=pytest.mark.nightly)
             for other in (
+                ("row", 1, AT_ITS_END),
                 ("row", 1, "fwrite worker-1-0"),
                 ("row", 0, "rename .index"),
                 ("row", 0, "rename checkpoint"),

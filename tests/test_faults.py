@@ -107,6 +107,7 @@ def stop_for(cluster, seconds):
 
 
 @pytest.mark.more
+@pytest.mark.nightly
 def test_a_worker_may_stand_still_for_less_than_the_timeout(
     start, tmp_path, undisturbed
 ):
@@ -118,7 +119,7 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
 
 
 @pytest.mark.more
-@nightly(lambda fault: fault == "worker 0 stops in a step")
+@nightly(lambda fault: fault != "worker 1 stops in a save")
 @pytest.mark.parametrize(
     ("fault", "stopped", "message"),
     [

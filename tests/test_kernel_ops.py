@@ -365,7 +365,13 @@ def test_half_precision_of_bags_is_the_cast_of_float32(dtype):
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("loops", "threads"), [("baseline", 1), ("avx2", 3), ("avx512", 8)]
+    ("loops", "threads"),
+    [
+        ("baseline", 1),
+        ("avx2", 3),
+        # Other tests run with these, where the machine has them.
+        pytest.param("avx512", 8, marks=pytest.mark.nightly),
+    ],
 )
 def test_no_instruction_set_or_number_of_threads_changes_a_bit(
     loops, threads, here, tmp_path

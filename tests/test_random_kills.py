@@ -25,7 +25,7 @@ def check(killer, kill):
     assert outcome.seconds < WITHIN_S
 
 
-@pytest.mark.parametrize("number", range(36 if ALL else 3))
+@pytest.mark.parametrize("number", range(36 if ALL else 1))
 def test_the_others_end_and_the_job_goes_on(killer, number):
     check(killer, draw(number, SEED))
 

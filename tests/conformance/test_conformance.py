@@ -335,21 +335,11 @@ def test_lookup(case, strategy):
         Case("hot_rows", kinds=KINDS_OF_OTHERS, steps=3),
         Case("distributed_hot_rows", kinds=FEW, steps=3),
         Case("columns", kinds=KINDS_OF_OTHERS),
-        Case("distributed_columns", kinds=FEW, steps=3),
-        *(
-            Case(engine, kinds=FEW, steps=3, dtype="bfloat16")
-            for engine in ("hot_rows", "columns_and_copies")
-        ),
-        *(
-            uneven(engine)
-            for engine in (
-                "sharded",
-                "columns_and_copies",
-                "hot_rows",
-                "two_stages",
-                "hot_rows_two_stages",
-            )
-        ),
+        *nightly(Case("distributed_columns", kinds=FEW, steps=3)),
+        *nightly(Case("hot_rows", kinds=FEW, steps=3, dtype="bfloat16")),
+        Case("columns_and_copies", kinds=FEW, steps=3, dtype="bfloat16"),
+        *map(uneven, ("sharded", "two_stages", "hot_rows_two_stages")),
+        *nightly(*map(uneven, ("columns_and_copies", "hot_rows"))),
     ],
     tpu=[
         Case("sparse", kinds=KINDS_OF_OTHERS),
@@ -391,9 +381,11 @@ def test_training(case, strategy):
         Case("dynamic", None, None, True, tables="width_4"),
     ),
     replicas=both(
-        *(
-            Case(engine, None, None, tables="one_row", sizes=SIZES)
-            for engine in ("sharded", "columns_and_copies")
+        Case("sharded", None, None, tables="one_row", sizes=SIZES),
+        *nightly(
+            Case(
+                "columns_and_copies", None, None, tables="one_row", sizes=SIZES
+            )
         ),
         Case("sharded", None, None, tables="two_widths", steps=3),
         Case("dynamic_sharded", None, None, tables="two_widths", steps=3),

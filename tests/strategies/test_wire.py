@@ -141,7 +141,7 @@ def expected_gradients(batches, dtype, group):
     return total
 
 
-@on("mirrored:2", tier="more")
+@on("mirrored:2", tier="more", when=lambda dtype: dtype == "float16")
 @on("mirrored:4", tier="more", when=lambda group: group == 2)
 @on("workers:2", tier="more", when=lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(

@@ -238,11 +238,55 @@ def _policy(name):
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
-def loop(layers, kinds=("dense",), tables=("big",), in_loop=True):
+def sum_of_squares(vectors):
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(v)) for v in tf.nest.flatten(vectors)]
+    )
+
+
+def train_pipelined(make, ids, scale):
+    """One device's layer after steps whose lookups miss the last update."""
+    layer, stale = make(), make()
+    layer(ids, training=False)
+    stale(ids, training=False)
+    for _ in range(STEPS):
+        vectors = stale(ids, training=False)
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            loss = scale * sum_of_squares(vectors)
+        gradients = tape.gradient(loss, vectors)
+        stale.load_tables(
+            {n: rows.numpy() for n, rows in layer.embedding_tables.items()}
+        )
+        with tf.GradientTape() as tape:
+            found = tf.nest.flatten(layer(ids, training=True))
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(v * g)
+                    for v, g in zip(
+                        found, tf.nest.flatten(gradients), strict=True
+                    )
+                ]
+            )
+        tape.gradient(loss, layer.trainable_variables)
+    return [layer]
+
+
+def loop(
+    layers, kinds=("dense",), tables=("big",), in_loop=True, pipelined=False
+):
     """A loop of one's own over `strategy.run`, on the device or around it."""
+    if pipelined:
+        layers = [
+            functools.partial(make, pipelined=True, threshold=0)
+            for make in layers
+        ]
 
     def run(strategy, scale, **hardware):
         ids = make_ids(kinds, tables)
+        if pipelined and not isinstance(strategy, tf.distribute.TPUStrategy):
+            [make] = layers
+            return train_pipelined(lambda: make(kinds, tables), ids, scale)
         with strategy.scope():
             # It needs no variables before the first call.
             optimizer = tf_keras.optimizers.legacy.SGD(0.01)
@@ -250,14 +294,9 @@ def loop(layers, kinds=("dense",), tables=("big",), in_loop=True):
 
         def step(ids):
             with tf.GradientTape() as tape:
-                losses = []
-                for layer in made:
-                    vectors = layer(ids, training=True)
-                    losses += [
-                        tf.reduce_sum(tf.square(v))
-                        for v in tf.nest.flatten(vectors)
-                    ]
-                loss = scale * tf.add_n(losses)
+                loss = scale * tf.add_n(
+                    [sum_of_squares(m(ids, training=True)) for m in made]
+                )
             variables = [v for m in made for v in m.trainable_variables]
             gradients = tape.gradient(loss, variables)
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -415,18 +454,19 @@ def mid_level(pipelined):
             "b": make_ids(["dense"], ["wide"])["dense_wide"],
         }
         if not isinstance(strategy, tf.distribute.TPUStrategy):
-            layer = tfrs_embed.PartialTPUEmbedding(
-                features, tpu.Adam(0.1), pipelined, size_threshold=0
-            )
+
+            def make():
+                return tfrs_embed.PartialTPUEmbedding(
+                    features, tpu.Adam(0.1), size_threshold=0
+                )
+
+            if pipelined:
+                return train_pipelined(make, ids, 0.25 * scale)
+            layer = make()
             for _ in range(STEPS):
                 with tf.GradientTape() as tape:
                     vectors = layer(ids, training=True)
-                    loss = tf.add_n(
-                        [
-                            0.25 * scale * tf.reduce_sum(v * v)
-                            for v in vectors.values()
-                        ]
-                    )
+                    loss = 0.25 * scale * sum_of_squares(vectors)
                 tape.gradient(loss, layer.trainable_variables)
             return [layer]
         with strategy.scope():
@@ -576,11 +616,7 @@ PROMISES = [
     Promise("a loop on the device", loop([make_layer], KINDS, ALL_TABLES)),
     Promise(
         "a loop on the device, pipelined",
-        loop(
-            [functools.partial(make_layer, pipelined=True, threshold=0)],
-            KINDS,
-            ALL_TABLES,
-        ),
+        loop([make_layer], KINDS, ALL_TABLES, pipelined=True),
         V2,
         pipelined=True,
     ),
