@@ -583,7 +583,14 @@ def test_a_configuration_of_a_cluster_is_for_one_device_too(place, threshold):
     assert placed.reason == f"placement='{place}', one replica"
 
 
-@pytest.mark.parametrize("threshold", [1.5, "0", True, -1])
+@pytest.mark.parametrize("threshold", [0, -1])
+def test_a_threshold_of_0_or_less_makes_all_tables_large(threshold):
+    """TFRS's own programs say -1."""
+    [placed] = make_layer(feature(), threshold).placement.tables
+    assert placed.engine == "one device"
+
+
+@pytest.mark.parametrize("threshold", [1.5, "0", True, -2])
 def test_a_threshold_that_is_no_integer_is_an_error(threshold):
     with pytest.raises(ValueError, match=f"size_threshold .*{threshold!r}"):
         make_layer(feature(), threshold)

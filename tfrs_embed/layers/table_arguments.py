@@ -44,7 +44,8 @@ class TableArguments:
         self.given = given
         if "size_threshold" in given:
             threshold = given["size_threshold"]
-            threshold = integer_or_none(threshold, "size_threshold", 0)
+            # -1, as programs of TFRS say, makes all tables large, as 0 does.
+            threshold = integer_or_none(threshold, "size_threshold", -1)
             given["size_threshold"] = threshold
         sent_as = given["communication_dtype"]
         if sent_as is not None:
