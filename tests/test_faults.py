@@ -17,7 +17,7 @@ from plans import nightly
 from processes import TESTS, ForkedCluster, environment
 from tfrs_embed.tools.testing import local_cluster
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.more, pytest.mark.xdist_group("faults")]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def undisturbed(start, tmp_path_factory):
     [
         "killed",
         "worker 1 stops in a step",
-        pytest.param("raised", marks=pytest.mark.more),
+        "raised",
     ],
 )
 def test_the_others_end_and_the_job_resumes(
@@ -106,7 +106,6 @@ def stop_for(cluster, seconds):
     cluster.signal(1, signal.SIGCONT)
 
 
-@pytest.mark.more
 @pytest.mark.nightly
 def test_a_worker_may_stand_still_for_less_than_the_timeout(
     start, tmp_path, undisturbed
@@ -118,7 +117,6 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
         assert losses(cluster.output(0)) == undisturbed
 
 
-@pytest.mark.more
 @nightly(lambda fault: fault != "worker 1 stops in a save")
 @pytest.mark.parametrize(
     ("fault", "stopped", "message"),
@@ -195,7 +193,6 @@ def test_bad_timeouts_are_refused(seconds):
         tfrs_embed.set_heartbeat_timeout(seconds)
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -220,7 +217,6 @@ def test_workers_that_build_other_tables_are_noticed(
         assert (waited in cluster.output(0)) == (fault == "missing")
 
 
-@pytest.mark.more
 @nightly(lambda fault: fault == "reads another")
 @pytest.mark.parametrize(
     ("fault", "actions"),
@@ -279,19 +275,9 @@ ORDERS = [
     for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
 ]
 ORDERS.append(("builds one less", "variables", 2))
-#: In `make test`.
-OFTEN = "calls in another order"
 
 
-@pytest.mark.parametrize(
-    ("fault", "placement", "workers"),
-    [
-        pytest.param(
-            *order, marks=() if order[0] == OFTEN else pytest.mark.more
-        )
-        for order in ORDERS
-    ],
-)
+@pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)
 def test_another_order_of_layers_is_refused(server, fault, placement, workers):
     command = [str(TESTS / "faults/orders.py")]
     command += ["--fault", fault, "--placement", placement]
