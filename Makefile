@@ -232,6 +232,7 @@ KERNELS_CHECK := from tfrs_embed.kernels import build, status; \
 	print(status()); assert status().loaded or not build.find_compiler()
 
 # The build goes first: modules since removed would still be taken from it.
+# pip uninstall leaves the compiled kernels: Python then finds an empty package.
 wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 	rm -rf .build/wheel dist
 	$(PIP) wheel --no-deps --wheel-dir dist .

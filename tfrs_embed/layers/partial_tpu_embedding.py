@@ -56,8 +56,8 @@ class PartialTPUEmbedding(TableLayer):
         batch_size: the largest batch of one replica, as in TFRS. TPUs make
             tables for it where neither an output_shape nor the first call
             gives a size; other devices don't read it.
-        size_threshold: number of rows above which a table is large. 0 makes
-            every table large, None none.
+        size_threshold: number of rows above which a table is large. 0 or -1
+            makes every table large, None no table.
         sparse_core_embedding_config: a
             `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`, as
             `tfrs_embed.sparsecore.compute_limits` makes it. Read on SparseCores
