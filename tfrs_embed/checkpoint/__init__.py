@@ -13,7 +13,20 @@ Example:
 
 # Registered with TensorFlow before there are layers: a checkpoint's tables are
 # restored into tables, and into no other variable.
+from typing import TYPE_CHECKING
+
 from tfrs_embed.checkpoint import saver as saver
 from tfrs_embed.checkpoint.growth import growing_tables
+from tfrs_embed.compat import lazy
 
-__all__ = ["growing_tables"]
+if TYPE_CHECKING:
+    from tfrs_embed.checkpoint.delta_manager import DeltaManager
+
+__all__ = ["DeltaManager", "growing_tables"]
+
+__getattr__ = lazy.importer(
+    __name__,
+    {
+        "tfrs_embed.checkpoint.delta_manager": ("DeltaManager",),
+    },
+)

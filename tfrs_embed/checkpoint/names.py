@@ -8,6 +8,8 @@ import re
 VALUE = "VARIABLE_VALUE"
 #: The end of the keys of values.
 SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+#: The path, below a table's, of what has changed in it.
+DELTA = "delta"
 
 
 def key_of(name: str) -> str:
@@ -19,6 +21,19 @@ def sibling(key: str, name: str) -> str:
     """The key of another child of a key's parent."""
     parent, slash, _ = key[: -len(SUFFIX)].rpartition("/")
     return f"{parent}{slash}{name}{SUFFIX}"
+
+
+def name_in(key: str) -> str:
+    """The last name of a key's path: that of a table's part."""
+    return key[: -len(SUFFIX)].rpartition("/")[2]
+
+
+def in_delta(key: str, name: str | None = None) -> str:
+    """The key, in a delta, of changed rows of a table's part.
+
+    `name` is another part's name.
+    """
+    return sibling(key, f"{DELTA}/{name or name_in(key)}")
 
 
 def escape(name: str, characters: str) -> str:

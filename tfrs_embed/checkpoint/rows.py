@@ -9,16 +9,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.names import sibling
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
+from tfrs_embed.checkpoint.names import in_delta, name_in, sibling
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.ops.update import scatter_update
+from tfrs_embed.ops.update import PARAMETERS, scatter_update
 
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
@@ -27,6 +27,9 @@ FREQUENCY = "frequency"
 LAST_USED = "last_used"
 #: The name of the candidates: keys without rows, and their counters.
 CANDIDATES = "candidates"
+#: The names of changed rows' numbers, and of removed keys, in a delta.
+ROWS = "rows"
+REMOVED = "removed"
 #: The name of the factors of int8 rows in an exported model.
 SCALE = "scale"
 
@@ -43,6 +46,67 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
         "a number for each value, as with other optimizers. Neither can be "
         "made of the other. Restore with the optimizer it was saved with."
     )
+
+
+class Changed(NamedTuple):
+    """The rows of a table that have changed since a moment.
+
+    They are those that this process holds.
+
+    Attributes:
+        rows: [n] int64 ascending, the numbers of the changed rows; of a table
+            of keys the changed keys, shard after shard, with new ones.
+        removed: [r] int64, the keys that have lost their rows, in any order.
+        shards: each local shard's number of `rows`; one number if they are in
+            the order of the table.
+    """
+
+    rows: np.ndarray
+    removed: np.ndarray
+    shards: tuple[int, ...]
+
+
+class Changing(abc.ABC):
+    """A table whose changes can be tracked.
+
+    Attributes:
+        restored_from: the checkpoint from which it was last restored; None: it
+            never was, or lost sight of its changes since.
+        known_since: the first moment after which all changes are known.
+    """
+
+    restored_from: str | None = None
+    known_since = 0
+
+    @property
+    @abc.abstractmethod
+    def is_tracked(self) -> bool:
+        """Whether the table's changes are tracked."""
+
+    @abc.abstractmethod
+    def track_changes(self) -> None:
+        """Begins to track changes.
+
+        Raises:
+            NotImplementedError: they can't be tracked.
+            RuntimeError: a training step was traced before.
+        """
+
+    @abc.abstractmethod
+    def moment(self) -> int:
+        """Ends a moment, and returns its number."""
+
+    @abc.abstractmethod
+    def changed(self, since: int) -> Changed:
+        """Returns what has changed since a moment."""
+
+    @abc.abstractmethod
+    def restored(self, prefix: str | None) -> None:
+        """Begins anew, when a checkpoint `prefix` is restored."""
+
+    @abc.abstractmethod
+    def assigned(self) -> None:
+        """Notes that all rows may have changed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +137,7 @@ class Saved(abc.ABC):
         growing: whether the pending restore may grow tables.
         exporting: whether TensorFlow is writing a SavedModel, in which the
             value must be a plain variable.
+        table: the table to which the value belongs; None: it belongs to none.
     """
 
     name: str
@@ -81,6 +146,7 @@ class Saved(abc.ABC):
     initial: Initial | None = None
     growing = False
     exporting = False
+    table: Changing | None = None
 
     def held(self) -> list[HeldRows]:
         """The rows that this process holds as a whole, without a collective."""
@@ -94,6 +160,12 @@ class Saved(abc.ABC):
     @abc.abstractmethod
     def save(self, key: str, session: Session) -> None:
         """Writes the value under a key."""
+
+    def save_changed(
+        self, key: str, session: Session, changed: Changed
+    ) -> None:
+        """Writes the values of the table's changed rows; see `deltas`."""
+        self.save(key, session)
 
     @abc.abstractmethod
     def check(self, key: str, reader: BundleReader) -> None:
@@ -118,6 +190,10 @@ class Rows(Saved):
         """Returns rows [size, dim] or [size], in the host's memory."""
 
     @abc.abstractmethod
+    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+        """Returns rows that this process holds, by their numbers."""
+
+    @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Writes rows [n, dim] or [n], from row `start` on."""
 
@@ -139,6 +215,33 @@ class Rows(Saved):
             for start, size in blocks(shape, tf.float32):
                 rows = self.read_rows(start, size)
                 writer.add_rows(key, shape, start, rows)
+
+    def save_changed(
+        self, key: str, session: Session, changed: Changed
+    ) -> None:
+        rows = changed.rows
+        self.write_changed(key, session.writer(), rows, 0, len(rows))
+
+    def write_changed(
+        self,
+        key: str,
+        writer: BundleWriter,
+        rows: np.ndarray,
+        start: int,
+        total: int,
+    ) -> None:
+        """Writes changed rows, the ones from `start` on of `total`."""
+        if name_in(key) == PARAMETERS:
+            numbers = tf.constant(rows, tf.int64)
+            writer.add_blocks(in_delta(key, ROWS), numbers, total, start)
+        shape = [len(rows), *self.shape[1:]]
+        if total == 0:
+            writer.add(in_delta(key), tf.zeros(shape, self.dtype))
+        for first, size in blocks(shape, self.dtype):
+            values = self.gather_rows(rows[first : first + size])
+            writer.add_rows(
+                in_delta(key), [total, *shape[1:]], start + first, values
+            )
 
     def check(self, key: str, reader: BundleReader) -> None:
         there, here = reader.shapes[key], self.shape.as_list()
@@ -211,6 +314,11 @@ class VariableRows(Rows):
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         return read_variable(self._copies[0], start, size)
+
+    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+        [held] = self.held()
+        with tf.device("CPU:0"):
+            return tf.identity(held.gather(rows))
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         for copy in self._copies:

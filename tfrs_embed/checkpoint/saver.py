@@ -7,13 +7,14 @@ keys that TensorFlow would give them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import key_of
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
@@ -70,15 +71,30 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
         found = _by_key(trackables)
         total = sum(saved.nbytes for saved in found.values())
         with progress.Task("Saving", _what(prefix), total) as task:
-            session = Session(prefix, _checkpoint_of(prefix), task.advance)
+            file = chain.being_written()
+            session = Session(
+                prefix,
+                _checkpoint_of(prefix),
+                task.advance,
+                file and file.counts(),
+            )
+            if file is not None:
+                header = json.dumps(file.header._asdict())
+                session.writer().add(chain.HEADER, header)
             for key, saved in found.items():
-                saved.save(key, session)
+                changed = None
+                if file is not None and saved.table is not None:
+                    changed = file.changed.get(saved.table)
+                if changed is None:
+                    saved.save(key, session)
+                else:
+                    saved.save_changed(key, session, changed)
             return [tf.constant(part) for part in session.finish()]
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     with tf.init_scope():
-        reader = BundleReader(_text(merged_prefix))
+        reader = chain.read(_text(merged_prefix))
         found = {
             key: saved
             for key, saved in _by_key(trackables).items()
@@ -100,6 +116,9 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                 saved.check(key, reader)
             for key, saved in found.items():
                 saved.restore(key, reader)
+            for table in {s.table for s in found.values()}:
+                if table is not None:
+                    table.restored(reader.prefix)
 
 
 def _by_key(trackables: Mapping[str, Any]) -> dict[str, Saved]:

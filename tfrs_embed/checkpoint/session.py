@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
@@ -24,7 +25,8 @@ class Session:
 
     Values that only this process has go into its own checkpoint. Values of
     which all workers have a part go into the chief's. The paths of parts begin
-    with `prefix`. `progress` is called with numbers of bytes written.
+    with `prefix`. `progress` is called with numbers of bytes written. `counts`
+    has the numbers of changed rows of this process's shards, by table.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class Session:
         prefix: str,
         checkpoint: str,
         progress: Callable[[int], None] | None = None,
+        counts: Mapping[Any, Sequence[int]] | None = None,
     ) -> None:
+        self._counts = {} if counts is None else counts
         self._folder = prefix + _TEMP
         self._progress = progress
         self._own = BundleWriter(f"{self._folder}/part", progress)
@@ -56,13 +60,32 @@ class Session:
             self._shared = self._begin(replicas)
         return self._shared.writer
 
+    def places(self, replicas: Replicas, table: Any) -> tuple[list[int], int]:
+        """Returns where this process's shards write a table's changed rows.
+
+        Workers write theirs one after the other. Returns the first place of
+        each shard, and the number of all rows; see `writer`.
+        """
+        place, mine = list(self._counts).index(table), 0
+        if replicas.workers == 1:
+            counts = [self._counts[table]]
+        else:
+            self.writer(replicas)
+            assert self._shared is not None
+            counts = [each[place] for each in self._shared.counts]
+            mine = replicas.worker
+        starts = np.cumsum([sum(map(sum, counts[:mine])), *counts[mine]])
+        return starts[:-1].tolist(), sum(map(sum, counts))
+
     def _begin(self, replicas: Replicas) -> _Shared:
         """Exchanges the workers' folders; returns the writer to the chief's."""
         number, me = replicas.count("saves"), replicas.worker
         prefix = f"tfrs_embed/{replicas.group}/save"
         key = f"{prefix}/{number}"
+        mine = json.dumps([self._folder, [*self._counts.values()]])
         with waits.together(replicas, "save sharded tables"):
-            folders = _exchange(replicas, f"{key}/to", self._folder)
+            texts = _exchange(replicas, f"{key}/to", mine)
+        folders, counts = zip(*map(json.loads, texts), strict=True)
         for worker, theirs in enumerate(folders[1:], 1):
             # All workers raise the error: none may wait for another's rows.
             if theirs == folders[0]:
@@ -75,7 +98,7 @@ class Session:
         for name in ("to", "done"):
             key_value_store.remove(f"{prefix}/{number - 1}/{name}/{me}")
         writer = BundleWriter(f"{folders[0]}/worker-{me}", self._progress)
-        return _Shared(replicas, key, writer)
+        return _Shared(replicas, key, writer, counts)
 
     def finish(self) -> list[str]:
         """Writes what is left; returns the parts of this checkpoint.
@@ -86,7 +109,7 @@ class Session:
         """
         if self._shared is None:
             return self._own.finish()
-        replicas, key, writer = self._shared
+        replicas, key, writer, _ = self._shared
         parts: list[str] = []
         error: tf.errors.OpError | None = None
         done: list[str] | str
@@ -118,6 +141,7 @@ class _Shared(NamedTuple):
     replicas: Replicas
     key: str  # Of the texts that workers exchange.
     writer: BundleWriter  # Writes this worker's parts.
+    counts: Sequence[Sequence[Sequence[int]]]  # By worker, table and shard.
 
 
 def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:

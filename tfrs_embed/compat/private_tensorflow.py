@@ -45,6 +45,9 @@ try:
     from tensorflow.python.autograph.core import ag_ctx
     from tensorflow.python.autograph.impl import api as autograph
 
+    # The file that names a folder's latest checkpoint, written at once.
+    from tensorflow.python.checkpoint import checkpoint_management
+
     # `tpu_check`: devices without a machine that has them.
     from tensorflow.python.client import session as client_session
 

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import ResourceVariable
 
-#: In a strategy's scope `tf.Variable(...)` makes a mirrored variable, and waits
-#: for all workers. This class makes one variable here.
-UnmirroredVariable = ResourceVariable
+
+class UnmirroredVariable(ResourceVariable):
+    """A variable of this device.
+
+    In a strategy's scope `tf.Variable(...)` makes a mirrored variable, and
+    waits for all workers.
+
+    Attributes:
+        on_change: called after a method of the variable has changed it, with
+            the rows that were changed, or None for all; None: nobody asks.
+            Operations on the variable's handle don't call it.
+    """
+
+    on_change: Callable[[tf.Tensor | None], None] | None = None
+
+
+def _telling(method: str) -> Callable[..., Any]:
+    """Returns a variable's method that calls `on_change`."""
+    change = getattr(ResourceVariable, method)
+
+    @functools.wraps(change)
+    def changing(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        result = change(self, value, *args, **kwargs)
+        if self.on_change is not None:
+            rows = getattr(value, "indices", None)
+            self.on_change(rows if method.startswith("scatter_") else None)
+        return result
+
+    return changing
+
+
+for _method in (
+    *("assign", "assign_add", "assign_sub", "batch_scatter_update"),
+    *(f"scatter_{n}" for n in ("add", "div", "max", "min", "mul", "sub")),
+    *("scatter_update", "scatter_nd_add", "scatter_nd_sub"),
+    *("scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
+):
+    setattr(UnmirroredVariable, _method, _telling(_method))
 
 
 def make_variable(

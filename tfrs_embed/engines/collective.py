@@ -37,6 +37,7 @@ from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
+from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.sharded import Part, ShardedVariable
 from tfrs_embed.storage.table_state import TableState
 
@@ -78,6 +79,9 @@ class CollectiveEngine(Engine, Together):
         self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None
+        self._moments = Moments()
+        for state in self.states.values():
+            state.moments = self._moments
         # Actions that workers have compared.
         self._compared: set[str] = set()
         self._traffic: list[tf.Variable] = []
@@ -102,6 +106,7 @@ class CollectiveEngine(Engine, Together):
             shard.build(
                 self._rows_on_shard, functools.partial(self._rounding, rank)
             )
+            self._moments.add(shard.store)
         for state in self.states.values():
             self._fill(state.spec)
             self._expose(state)
@@ -168,20 +173,25 @@ class CollectiveEngine(Engine, Together):
     def _expose(self, state: TableState) -> None:
         """Adds a table's variables, as one for all shards, to its state."""
         table = state.spec
+        held = self._held(self._parts(table))
+        state.sources = [
+            (part, shard.store)
+            for part, shard in (held[:1] if self._copied else held)
+        ]
         slots = state.rule_slots.items()
         rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():
             parts = self._parts(table)
             if not row:  # One number for each row has no columns.
                 parts = {rank: Part(p.rows) for rank, p in parts.items()}
-            held = [
+            variables = [
                 (part, shard.store.variables(table.name)[key])
                 for part, shard in self._held(parts)
             ]
             variable = ShardedVariable(
                 f"{table.name}/{key}",
                 (table.vocabulary_size, *row),
-                held,
+                variables,
                 self._strategy,
                 tf.as_dtype(table.dtype if key == PARAMETERS else tf.float32),
                 replicas=None if self._copied else self._replicas,

@@ -61,6 +61,7 @@ class DynamicEngine(OneDeviceEngine):
         self._shard.trash = TRASH
         with tf.init_scope():
             self._shard.build(lambda table: rows_at_first(table, 1))
+            self._moments.add(self._shard.store)
             shards = {}
             for name, state in self.states.items():
                 assert isinstance(state, DynamicTable)

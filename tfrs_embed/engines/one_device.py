@@ -18,6 +18,7 @@ from tfrs_embed.ops.update import (
     add_bags,
 )
 from tfrs_embed.storage.initial_values import initial_blocks
+from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.sharded import Part
 
 
@@ -27,10 +28,16 @@ class OneDeviceEngine(Engine):
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
         self._shard = Shard(self.tables, self.optimizers, options.device)
+        self._moments = Moments()
+        for state in self.states.values():
+            state.moments = self._moments
 
     def build(self) -> None:
         self._shard.build(lambda table: table.vocabulary_size)
+        self._moments.add(self._shard.store)
         for name, state in self.states.items():
+            whole = Part(range(state.spec.vocabulary_size))
+            state.sources = [(whole, self._shard.store)]
             variables = self._shard.store.variables(name)
             self._fill(state.spec, variables[PARAMETERS])
             for key, variable in variables.items():

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.checkpoint import slot_order
-from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint import chain, slot_order
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.graphs import variables_at_once
@@ -480,7 +479,7 @@ class TableHolder(Layer):
         # TensorFlow calls this before it reads values. Checks the file, so that
         # errors of damaged files name it.
         if tf.io.gfile.exists(f"{path}.index"):
-            Index(path)
+            chain.files_of(path)
         return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(

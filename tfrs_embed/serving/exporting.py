@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
+from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES
@@ -108,7 +109,7 @@ def export(
     strategy = _strategy(model)
     writes = strategy.extended.should_checkpoint
     with contextlib.ExitStack() as stack:
-        with _together(strategy):
+        with raised_on_all_workers(strategy, "The export"):
             if writes:
                 _require_free(path, overwrite)
                 folder = f"{path}.incomplete"
@@ -117,7 +118,7 @@ def export(
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             save_graph(model, functions, tables, folder)
-        with _together(strategy):
+        with raised_on_all_workers(strategy, "The export"):
             # The last folder's name is often a version's number.
             name = "/".join(path.split("/")[-2:])
             with tasks.Task(
@@ -141,30 +142,6 @@ def _strategy(model: Any) -> tf.distribute.Strategy:
         if strategy is not None:
             return strategy
     return tf.distribute.get_strategy()
-
-
-@contextlib.contextmanager
-def _together(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Raises an error on all workers if the context fails on one of them."""
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-
-        @tf.function(autograph=False)
-        def count_failed() -> tf.Tensor:
-            def failed() -> tf.Tensor:
-                replica: Any = tf.distribute.get_replica_context()
-                return replica.all_reduce("sum", tf.constant(int(bool(error))))
-
-            return strategy.experimental_local_results(strategy.run(failed))[0]
-
-        if int(count_failed()) and error is None:
-            error = RuntimeError("The export failed on another worker.")
-    if error is not None:
-        raise error
 
 
 def _require_free(path: str, overwrite: bool) -> None:

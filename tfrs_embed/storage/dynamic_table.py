@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS, Changed
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
@@ -25,6 +25,7 @@ from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.row_store import RowStore
+from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_state import TableState
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
@@ -55,6 +56,8 @@ class DynamicTable(TableState):
     def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
         super().__init__(spec, optimizer)
         self._make_initial = initial_key_values.maker(spec)
+        # Keys that have lost their rows, with the moment when that was seen.
+        self._removed: list[tuple[int, np.ndarray]] = []
 
     def expose(
         self,
@@ -81,6 +84,7 @@ class DynamicTable(TableState):
             for store in stores
         ]
         self._rows = KeyedRows(self.spec, shards, replicas)
+        self.sources = [(Part(range(0)), store) for store in stores]
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
         assert self.spec.keys is not None
@@ -92,6 +96,8 @@ class DynamicTable(TableState):
                 self.spec.name, part, self._rows, self._checkpoint, strategy
             )
             self.add(part, variable)
+        assert self.moments is not None
+        self.moments.when_tracking(self._note_removed)
         return shards
 
     def step_restored(self) -> None:
@@ -102,6 +108,66 @@ class DynamicTable(TableState):
         """The slots by name: of the rows' shape, or a number for each row."""
         others = (KEYS, CANDIDATES, *COUNTERS)
         return {k: v for k, v in super().slots.items() if k not in others}
+
+    def moment(self) -> int:
+        self._tracked()
+        if self.variables:
+            self._note_removed()
+        return super().moment()
+
+    def changed(self, since: int) -> Changed:
+        """Returns the keys that have changed since a moment.
+
+        See `TableState.changed`. New keys are among the changed ones; keys
+        that have lost their rows, and have none now, are `removed`.
+        """
+        self._tracked()
+        rows = self._built("changed")
+        self._note_removed()
+        mark = self._mark_of(since)
+        found, alive = [], []
+        for shard in rows.shards:
+            live = shard.live()
+            marks = shard.store.marks.variables[self.spec.name].numpy()
+            found.append(live.keys[marks[live.rows] > mark])
+            alive.append(live.keys)
+        removed = [keys for moment, keys in self._removed if moment > since]
+        return Changed(
+            np.concatenate(found),
+            np.setdiff1d(
+                np.concatenate([np.zeros([0], np.int64), *removed]),
+                np.concatenate(alive),
+            ),
+            tuple(map(len, found)),
+        )
+
+    def restored(self, prefix: str | None) -> None:
+        if self.is_tracked and self.variables:
+            self._note_removed()
+            self._removed = []
+        super().restored(prefix)
+
+    def _note_removed(self) -> None:
+        """Takes notes of keys that have lost their rows since the last call.
+
+        Too many are forgotten; then changes since then are not known.
+        """
+        assert self.moments is not None
+        now, capacity = self.moments.present, 0
+        for shard in self._rows.shards:
+            capacity += int(shard.key_table.capacity())
+            keys = shard.key_table.take_removed()
+            if keys is None:
+                self._lose(now)
+            elif len(keys):
+                self._removed.append((now, keys))
+        while sum(len(keys) for _, keys in self._removed) > 2 * capacity:
+            self._lose(self._removed.pop(0)[0])
+
+    def _lose(self, moment: int) -> None:
+        """Notes that changes until a moment are not known."""
+        self.known_since = max(self.known_since, moment)
+        self.restored_from = None
 
     @property
     def size(self) -> int:
@@ -162,6 +228,7 @@ class DynamicTable(TableState):
         """
         rows = self._built("give_rows")
         rows.write(KEYS, np.unique(self._as_keys(keys)))
+        self.restored(None)
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters.

@@ -241,6 +241,15 @@ class KeyTable(KeyTables):
         keys = np.asarray(keys, np.int64)
         return self._run("remove", keys, evicted).numpy()
 
+    def take_removed(self) -> np.ndarray | None:
+        """Returns the keys that have lost their rows since the last call.
+
+        They are noted from the first call on. None: there were more than twice
+        as many as have room, and the first ones are forgotten.
+        """
+        keys, missed = self._run("take_removed")
+        return None if missed.numpy().any() else keys.numpy()
+
     def statistics(self) -> np.ndarray:
         """Returns counts of the last successful commit, then of all: [8] int64.
 

@@ -17,7 +17,7 @@ from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
 
 # The operations that take one table; the others take several.
-_OF_ONE_TABLE = ("export", "replace", "remove")
+_OF_ONE_TABLE = ("export", "replace", "remove", "take_removed")
 # The ranks of operations' results, all int64; and the operations whose first
 # result has the shape of their first input.
 _RANKS = {
@@ -30,6 +30,7 @@ _RANKS = {
     "export": [1] * 4,
     "replace": [0],
     "remove": [1],
+    "take_removed": [1, 1],
 }
 _LIKE_INPUT = ("find", "check", "plan", "commit", "remove")
 
@@ -190,6 +191,10 @@ class _Table:
         self.lock = threading.Lock()
         self._capacity = rules.capacity
         self._last_spare = ABSENT  # The last row that a plan returned.
+        # Keys that lost their rows since the last `take_removed`; None: there
+        # was none. And whether they were too many to be noted.
+        self._removed: np.ndarray | None = None
+        self._missed = False
         # Keys with rows, and candidates, whose row is `ABSENT`.
         self._known = np.zeros([4, 0], np.int64)
         self._statistics = np.zeros([8], np.int64)
@@ -286,7 +291,7 @@ class _Table:
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
         rows, size = _values(self._known, _ROW, keys), self._size()
         columns = _find(self._known, keys)
-        self._known = np.delete(self._known, columns[columns >= 0], 1)
+        self._delete(columns[columns >= 0])
         self._statistics[5] += evicted * (size - self._size())
         return rows
 
@@ -369,7 +374,23 @@ class _Table:
             step.evicted,
             by_frequency=self._rules.policy == "lfu",
         )
-        self._known = np.delete(self._known, evicted, 1)
+        self._delete(evicted)
+
+    def _delete(self, columns: np.ndarray) -> None:
+        """Forgets known keys, and notes those that had rows."""
+        if self._removed is not None:
+            keys, rows = self._known[[_KEY, _ROW]][:, columns]
+            self._removed = np.append(self._removed, keys[rows != ABSENT])
+            if len(self._removed) > 2 * self._capacity:
+                self._removed, self._missed = self._removed[:0], True
+        self._known = np.delete(self._known, columns, 1)
+
+    def take_removed(self) -> tuple[np.ndarray, np.ndarray]:
+        removed, missed = self._removed, self._missed
+        self._removed, self._missed = np.zeros([0], np.int64), False
+        if removed is None:
+            removed = self._removed
+        return removed, np.array([missed])
 
     def _add_rows(self, physical: int) -> None:
         """Makes at least so many rows."""

@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.names import sibling
+from tfrs_embed.checkpoint.names import in_delta, sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
+    REMOVED,
+    Changed,
     HeldRows,
     Saved,
     other_slot,
@@ -91,6 +93,12 @@ class KeyedVariable(CompositeVariable, Saved):
                 has no room for them.
         """
         self._rows.write(self._part, np.asarray(value))
+        if self.table is None:
+            return
+        if self._part == KEYS:
+            self.table.restored(None)
+        else:
+            self.table.assigned()
 
     def check_value(self, value: Any) -> None:
         """Raises ValueError if `assign` would refuse keys; changes nothing."""
@@ -123,6 +131,46 @@ class KeyedVariable(CompositeVariable, Saved):
             for start, size in blocks([sizes[rank], *shape[1:]], tf.float32):
                 block = shard.gather(self._part, live[start : start + size])
                 writer.add_rows(key, shape, first + start, block)
+        rows.require_moment(before, "it was saved")
+
+    def save_changed(
+        self, key: str, session: Session, changed: Changed
+    ) -> None:
+        """Writes the part of changed keys, as `save` does; and removed keys."""
+        rows = self._rows
+        if self._part == CANDIDATES:
+            self.save(key, session)
+            return
+        moments = self._checkpoint.moments
+        before = moments.setdefault(session, rows.moment())
+        writer = session.writer(rows.replicas)
+        if self._part == KEYS:
+            [at], count = session.places(rows.replicas, (self.table, REMOVED))
+            removed = tf.constant(changed.removed, tf.int64)
+            if count or rows.replicas.worker == 0:
+                writer.add_blocks(in_delta(key, REMOVED), removed, count, at)
+        starts, total = session.places(rows.replicas, self.table)
+        shape = [total, *self.shape[1:]]
+        if total == 0:
+            if rows.replicas.worker == 0:
+                writer.add(in_delta(key), tf.zeros(shape, self.dtype))
+            return
+        of_shards = np.split(changed.rows, np.cumsum(changed.shards)[:-1])
+        for shard, keys, start in zip(
+            rows.shards, of_shards, starts, strict=True
+        ):
+            if self._part in rows.names:
+                numbers = shard.key_table.find(tf.constant(keys)).numpy()
+                for at, size in blocks([len(keys), *shape[1:]], tf.float32):
+                    block = shard.gather(self._part, numbers[at : at + size])
+                    writer.add_rows(in_delta(key), shape, start + at, block)
+                continue
+            if self._part != KEYS:
+                live = shard.live()
+                order = np.argsort(live.keys)
+                places = np.searchsorted(live.keys, keys, sorter=order)
+                keys = getattr(live, self._part)[order[places]]
+            writer.add_blocks(in_delta(key), tf.constant(keys), total, start)
         rows.require_moment(before, "it was saved")
 
     def check(self, key: str, reader: BundleReader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, TableUpdate, scatter_update
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
+from tfrs_embed.storage.row_marks import RowMarks
 from tfrs_embed.storage.row_store import RowStore, StoredTable
 
 # A table that grows gets one spare row for this many rows.
@@ -86,6 +88,8 @@ class MemoryRows(RowStore):
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
     ) -> None:
         scatter_update(self._variables[table][name], rows, values)
+        if name == PARAMETERS:
+            self._mark({table: [rows]})
 
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
         backend.of(self.device, training=True).update(
@@ -94,21 +98,46 @@ class MemoryRows(RowStore):
                 for name, each in updates.items()
             ]
         )
+        self._mark(
+            {
+                name: [b.ids for b in each.contributions.bags]
+                for name, each in updates.items()
+            }
+        )
+
+    def _make_marks(self) -> RowMarks:
+        rows, growing = {}, []
+        with tf.init_scope():
+            for table, variables in self._variables.items():
+                parameters = variables[PARAMETERS]
+                shape = tf.raw_ops.VariableShape(input=parameters.handle)
+                rows[table] = int(shape[0])
+                if parameters.shape[0] is None:
+                    growing.append(table)
+        marks = RowMarks(self.device, rows, growing)
+        for table, variables in self._variables.items():
+            for variable in variables.values():
+                # Users may change it, beside the store.
+                variable.on_change = functools.partial(marks.mark_some, table)
+        return marks
 
     def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
         for table, number in rows.items():
             variables, slots = self._variables[table], self._slots[table]
             [dim] = variables[PARAMETERS].shape[1:]
+            handles = [variables[name].handle for name in slots]
+            values = [
+                (s.initial, s.row(dim), tf.float32) for s in slots.values()
+            ]
+            if self._marks is not None:
+                handles.append(self._marks.variables[table].handle)
+                values.append((0.0, (), tf.uint8))
             with tf.device(self.device):
-                _grow(
-                    number,
-                    [variables[name].handle for name in slots],
-                    tuple((s.initial, s.row(dim)) for s in slots.values()),
-                )
+                _grow(number, handles, tuple(values))
 
 
-# For each of a table's variables its initial value and shape of a row.
-_Slots = tuple[tuple[float, tuple[int, ...]], ...]
+# For each of a table's variables its initial value, a row's shape, its dtype.
+_Slots = tuple[tuple[float, tuple[int, ...], tf.DType], ...]
 
 
 # A function, so that several branches share one trace. It takes handles, since
@@ -121,11 +150,9 @@ def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
 
     def grow() -> tf.Tensor:
         more = rows - here + rows // _SPARE_PART
-        for handle, (value, row) in zip(handles, slots, strict=True):
-            before = tf.raw_ops.ReadVariableOp(
-                resource=handle, dtype=tf.float32
-            )
-            added = tf.fill(tf.stack([more, *row]), tf.constant(value))
+        for handle, (value, row, dtype) in zip(handles, slots, strict=True):
+            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            added = tf.fill(tf.stack([more, *row]), tf.cast(value, dtype))
             tf.raw_ops.AssignVariableOp(
                 resource=handle, value=tf.concat([before, added], 0)
             )

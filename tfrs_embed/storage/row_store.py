@@ -20,6 +20,7 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import TableUpdate
 from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.row_marks import RowMarks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,39 @@ class RowStore(abc.ABC):
 
     def __init__(self, device: str | None) -> None:
         self.device = device
+        self._marks: RowMarks | None = None
+        self._is_traced = False
+
+    @property
+    def marks(self) -> RowMarks:
+        """The marks of changed rows, after `track`."""
+        assert self._marks is not None
+        return self._marks
+
+    def track(self) -> None:
+        """Begins to mark the rows that change.
+
+        Raises:
+            RuntimeError: a step was traced before, which would mark none.
+        """
+        if self._is_traced:
+            raise RuntimeError(
+                "Changes of tables can't be tracked any more: a training step "
+                "was traced before. Call track_changes, or make the "
+                "DeltaManager, before the first step."
+            )
+        self._marks = self._make_marks()
+
+    @abc.abstractmethod
+    def _make_marks(self) -> RowMarks:
+        """Makes the marks of all rows."""
+
+    def _mark(self, rows: Mapping[str, Sequence[tf.Tensor]]) -> None:
+        """Marks tables' rows as changed, if changes are tracked."""
+        if self._marks is not None:
+            self._marks.mark(rows)
+        elif not tf.executing_eagerly():
+            self._is_traced = True
 
     @abc.abstractmethod
     def build(self, tables: Sequence[StoredTable]) -> None:

@@ -10,7 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.names import in_delta, name_in
 from tfrs_embed.checkpoint.rows import (
+    ROWS,
+    Changed,
     HeldRows,
     Rows,
     read_variable,
@@ -23,6 +26,7 @@ from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 
 #: Rows come from other workers in blocks of this many float32 numbers.
@@ -175,6 +179,8 @@ class ShardedVariable(CompositeVariable, Rows):
             )
         with self.writing():
             self.write_rows(0, value)
+        if self.table is not None:
+            self.table.assigned()
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """Returns rows, [size, dim] or [size], in the host's memory.
@@ -250,6 +256,32 @@ class ShardedVariable(CompositeVariable, Rows):
         size = rows * math.prod(self.shape[1:]) * self.dtype.size
         return HeldRows(rows, size, gather)
 
+    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+        return self._gather_parts(rows, self._sources())
+
+    def _gather_parts(
+        self, rows: np.ndarray, parts: Sequence[tuple[Part, tf.Variable]]
+    ) -> tf.Tensor:
+        """Returns rows by their numbers, of parts that have all of them."""
+        found: dict[Any, list[tuple[np.ndarray, tf.Tensor]]] = {}
+        for part, variable in parts:
+            row = (rows - part.rows.start) // part.rows.step
+            here = (row >= 0) & (row < len(part.rows))
+            here &= part.rows.start + row * part.rows.step == rows
+            with tf.device(variable.device):
+                numbers = tf.constant(part.offset + row[here], tf.int64)
+                values = self._unpadded(tf.gather(variable, numbers))
+            with tf.device("CPU:0"):
+                found.setdefault(part.columns, []).append(
+                    (np.flatnonzero(here), tf.identity(values))
+                )
+        with tf.device("CPU:0"):
+            columns = [
+                tf.dynamic_stitch(*zip(*each, strict=True))
+                for each in found.values()
+            ]
+            return concat(columns, 1)
+
     def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows without a variable's columns beyond the table's."""
         return rows if rows.shape.rank == 1 else rows[:, : self.shape[1]]
@@ -289,6 +321,44 @@ class ShardedVariable(CompositeVariable, Rows):
             for start, size in blocks(variable.shape, self.dtype):
                 rows = read_variable(variable, start, size)
                 writer.add_rows(key, shape, start, rows, column)
+
+    def save_changed(
+        self, key: str, session: Session, changed: Changed
+    ) -> None:
+        """Writes changed rows; with several workers, each writes a part."""
+        replicas, rows = self._replicas, changed.rows
+        if replicas is None or self._workers == 1:
+            super().save_changed(key, session, changed)
+            return
+        starts, total = session.places(replicas, self.table)
+        writer = session.writer(replicas)
+        if any(len(p.rows) < self.shape[0] for p in self._by_rank.values()):
+            if total or replicas.worker == 0:
+                self.write_changed(key, writer, rows, starts[0], total)
+            return
+        # The workers have columns of the same rows, or copies of a slot.
+        parts = list(zip(self._parts, self._variables, strict=True))
+        is_first = min(self._by_rank, key=self._first_column) in replicas.ranks
+        if is_first and (not len(rows) or self._parts[0].columns is None):
+            self.write_changed(key, writer, rows, 0, len(rows))
+            return
+        if is_first and name_in(key) == PARAMETERS:
+            writer.add_blocks(in_delta(key, ROWS), tf.constant(rows, tf.int64))
+        shape = [len(rows), *self.shape[1:]]
+        for part, variable in parts:
+            if part.columns is None:
+                continue  # The first worker has written its copy.
+            for at, size in blocks(shape, self.dtype):
+                values = self._gather_parts(
+                    rows[at : at + size], [(part, variable)]
+                )
+                writer.add_rows(
+                    in_delta(key), shape, at, values, part.columns[0]
+                )
+
+    def _first_column(self, rank: int) -> tuple[int, int]:
+        columns = self._by_rank[rank].columns
+        return columns[0] if columns else 0, rank
 
     def _together(self, action: str) -> Any:
         """Reports if the collective inside waits long for other workers."""

@@ -122,13 +122,31 @@ void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
   for (int64_t i = 0; i < n; ++i) {
     // It may be among them twice.
     if (rows[i] != kAbsentRow && live_.Holds(rows[i], keys[i])) {
-      live_.Erase(rows[i]);
-      free_rows_.Give(rows[i]);
+      Erase(rows[i]);
       total_.evicted += evicted;
     }
     const int64_t place = candidates_.index().Find(keys[i]);
     if (place != 0) EraseCandidate(place);
   }
+}
+
+std::vector<int64_t> KeyTable::TakeRemoved(bool* missed) {
+  *missed = missed_removed_;
+  notes_removed_ = true;
+  missed_removed_ = false;
+  return std::exchange(removed_, {});
+}
+
+void KeyTable::Erase(int64_t row) {
+  if (notes_removed_) {
+    if (static_cast<int64_t>(removed_.size()) > 2 * capacity_) {
+      removed_.clear();
+      missed_removed_ = true;
+    }
+    removed_.push_back(live_.records()[row].key);
+  }
+  live_.Erase(row);
+  free_rows_.Give(row);
 }
 
 int64_t KeyTable::Check(int64_t n, int64_t version, int64_t* rows) const {
@@ -404,10 +422,7 @@ int64_t KeyTable::EvictVictims() {
   for (const int64_t row : victims_) {
     live_.index().Prefetch(live_.records()[row].key);
   }
-  for (const int64_t row : victims_) {
-    live_.Erase(row);
-    free_rows_.Give(row);
-  }
+  for (const int64_t row : victims_) Erase(row);
   const int64_t count = victims_.size();
   victims_.clear();
   return count;

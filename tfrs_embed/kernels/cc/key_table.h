@@ -118,6 +118,11 @@ class KeyTable {
   bool Replace(const std::vector<KeyRecord>& live,
                const std::vector<KeyRecord>& candidates);
 
+  // Returns the keys that have lost their rows since the last call, in that
+  // order; they are noted from the first call on. `missed`: whether more than
+  // twice as many as have room were, so that the first ones are missing.
+  std::vector<int64_t> TakeRemoved(bool* missed);
+
   // Forgets keys. rows[i]: the row that keys[i] had, or kAbsentRow.
   void Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
               bool evicted, int64_t* rows);
@@ -192,6 +197,9 @@ class KeyTable {
 
   int64_t EvictVictims();
 
+  // Forgets a key that has a row.
+  void Erase(int64_t row);
+
   // Gives rows to the admitted keys.
   void Place(int64_t step, KeyChanges* changes);
 
@@ -229,6 +237,8 @@ class KeyTable {
   int64_t version_ = 0;
   std::vector<int64_t> written_;      // The last version of each row.
   std::vector<int64_t> unpublished_;  // Versions, ascending.
+  bool notes_removed_ = false, missed_removed_ = false;
+  std::vector<int64_t> removed_;
 
   // Of the present call.
   std::vector<int64_t> entries_;           // Without a row, but with a count.

@@ -537,6 +537,20 @@ class RemoveKeysOp : public OpOnTables {
   bool evicted_;
 };
 
+class TakeRemovedOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOne(tables, &resource));
+    tensorflow::mutex_lock lock(resource->mutex);
+    bool missed;
+    const std::vector<int64_t> keys = resource->table.TakeRemoved(&missed);
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 0, keys));
+    return CopyOut(ctx, 1, {missed});
+  }
+};
+
 class KeyTableInfoOp : public OpOnTables {
   using OpOnTables::OpOnTables;
 
@@ -674,6 +688,15 @@ TFRS_ON_TABLES("Remove")
     .Attr("evicted: bool")
     .SetShapeFn(LikeKeysOfTables);
 
+TFRS_ON_TABLES("TakeRemoved")
+    .Output("keys: int64")
+    .Output("missed: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->kUnknownDim));
+      c->set_output(1, c->Vector(1));
+      return absl::OkStatus();
+    });
+
 TFRS_ON_TABLES("Info")
     .Output("info: int64")
     .SetShapeFn([](InferenceContext* c) {
@@ -692,6 +715,7 @@ TFRS_KERNEL("TfrsEmbedKeyTablesCommit", CommitKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesExport", ExportKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesReplace", ReplaceKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesRemove", RemoveKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesTakeRemoved", TakeRemovedOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesInfo", KeyTableInfoOp);
 
 }  // namespace tfrs_embed

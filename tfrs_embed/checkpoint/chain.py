@@ -1,0 +1,304 @@
+"""Chains of checkpoints: a full one, and deltas of what changed after it.
+
+A delta is a TensorFlow checkpoint that holds only the changed rows of tables,
+under `<table>/delta`, and all other values as a full checkpoint does. Each file
+of a chain says in a tensor which file it continues. A reader of a delta reads
+its whole chain, as if it were one full checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.names import DELTA, SUFFIX
+from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS, Changed, Changing
+from tfrs_embed.checkpoint.stored import REMEDY
+from tfrs_embed.ops.update import PARAMETERS
+
+# So many rows in a row are skipped, and not read.
+_GAP = 64
+#: The tensor, JSON, that says which file of a chain a checkpoint is.
+HEADER = "tfrs_embed_delta"
+
+
+class Header(NamedTuple):
+    """A file's place in its chain.
+
+    Attributes:
+        id: the file's identity, random.
+        number: 0 for a full checkpoint, then 1 and so on.
+        previous: the name, in the same folder, of the file that this one
+            continues; "" for a full checkpoint.
+        previous_id: that file's identity.
+    """
+
+    id: str
+    number: int = 0
+    previous: str = ""
+    previous_id: str = ""
+
+
+class Writing(NamedTuple):
+    """A file of a chain that is being written.
+
+    Attributes:
+        header: its place in the chain.
+        changed: the tables of which it holds changed rows only, and these.
+    """
+
+    header: Header
+    changed: Mapping[Changing, Changed]
+
+    def counts(self) -> dict[Any, tuple[int, ...]]:
+        """The numbers of changed rows, for `Session`."""
+        found: dict[Any, tuple[int, ...]] = {}
+        for table, changed in self.changed.items():
+            found[table] = changed.shards
+            found[table, REMOVED] = (len(changed.removed),)
+        return found
+
+
+_writing: contextvars.ContextVar[Writing | None] = contextvars.ContextVar(
+    "writing", default=None
+)
+
+
+@contextlib.contextmanager
+def writing(file: Writing) -> Iterator[None]:
+    """Makes checkpoints that are written in this context files of a chain."""
+    token = _writing.set(file)
+    try:
+        yield
+    finally:
+        _writing.reset(token)
+
+
+def being_written() -> Writing | None:
+    """The file of the present context."""
+    return _writing.get()
+
+
+def header_of(reader: BundleReader) -> Header | None:
+    """Returns a checkpoint's place in a chain; None: it is in none."""
+    if HEADER not in reader.shapes:
+        return None
+    return Header(**json.loads(reader.read(HEADER).numpy()))
+
+
+def read(prefix: str) -> BundleReader:
+    """Returns a reader of a checkpoint, with its chain if it is a delta.
+
+    Raises:
+        tf.errors.OpError: a file is missing, damaged, or of another chain.
+    """
+    reader = BundleReader(prefix)
+    header = header_of(reader)
+    return reader if not (header and header.number) else ChainReader(prefix)
+
+
+class ChainReader(BundleReader):
+    """Reads the full checkpoint that a delta and its chain stand for.
+
+    Raises:
+        tf.errors.OpError: a file is missing, damaged, or of another chain.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        #: The files, from the full checkpoint to the last delta.
+        self.files = files_of(prefix)
+        # The merged tensors, by name: a table's merger and the part's name.
+        self._merged: dict[str, tuple[_Merger, str]] = {}
+        for name in list(self.shapes):
+            for part, kind in ((ROWS, _MergedRows), (KEYS, _MergedKeys)):
+                if name.endswith(f"/{DELTA}/{part}{SUFFIX}"):
+                    path = name[: -len(f"/{DELTA}/{part}{SUFFIX}")]
+                    self._add(path, kind(path, self.files))
+
+    def _add(self, path: str, merger: _Merger) -> None:
+        for part, (shape, dtype) in merger.parts().items():
+            name = f"{path}/{part}{SUFFIX}"
+            self._merged[name] = merger, part
+            self.shapes[name], self.dtypes[name] = shape, dtype
+
+    def read(self, name: str) -> tf.Tensor:
+        if name not in self._merged:
+            return super().read(name)
+        return self.read_rows(name, 0, self.shapes[name][0])
+
+    def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
+        if name not in self._merged:
+            return super().read_rows(name, start, size)
+        with tf.device("CPU:0"):
+            return tf.constant(self.read_array(name, start, size))
+
+    def read_array(self, name: str, start: int, size: int) -> np.ndarray:
+        if name not in self._merged:
+            return super().read_array(name, start, size)
+        merger, part = self._merged[name]
+        rows = merger.read(part, start, size)
+        self._count(name, rows.shape)
+        return rows
+
+
+def files_of(prefix: str) -> list[BundleReader]:
+    """Returns readers of a checkpoint's chain, the full checkpoint first.
+
+    Raises:
+        tf.errors.OpError: a file is missing, damaged, or of another chain.
+    """
+    files: list[BundleReader] = []
+    wanted = None
+    while True:
+        try:
+            reader = BundleReader(prefix)
+        except tf.errors.NotFoundError:
+            if not files:
+                raise
+            raise tf.errors.NotFoundError(
+                None,
+                None,
+                f"'{files[-1].prefix}' is a delta that continues "
+                f"'{prefix}', which is missing. {REMEDY}",
+            ) from None
+        header = header_of(reader)
+        if wanted is not None and (header is None or header.id != wanted):
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                f"'{files[-1].prefix}' is a delta that continues another file "
+                f"than '{prefix}', which has been replaced. {REMEDY}",
+            )
+        files.append(reader)
+        if header is None or header.number == 0:
+            return files[::-1]
+        wanted = header.previous_id
+        prefix = os.path.join(os.path.dirname(prefix), header.previous)
+
+
+class _Merger:
+    """Reads a table as the files of a chain leave it.
+
+    `path` is the table's in the keys of checkpoints. The first of `files` has
+    the whole table.
+    """
+
+    def __init__(self, path: str, files: list[BundleReader]) -> None:
+        self._path = path
+        # From the last file that has the whole table on.
+        key = f"{path}/{PARAMETERS}{SUFFIX}"
+        whole = [i for i, file in enumerate(files) if key in file.shapes]
+        self._files = files[whole[-1] :]
+
+    def _key(self, file: int, part: str) -> str:
+        """A part's key in one of the files."""
+        folder = f"/{DELTA}" * (file > 0)
+        return f"{self._path}{folder}/{part}{SUFFIX}"
+
+    def _integers(self, file: int, part: str) -> np.ndarray:
+        """Reads a vector of a file, in blocks."""
+        reader, key = self._files[file], self._key(file, part)
+        if reader.shapes[key][0] == 0:
+            return np.zeros([0], np.int64)
+        return reader.read_array(key, 0, reader.shapes[key][0])
+
+    def parts(self) -> dict[str, tuple[list[int], tf.DType]]:
+        """Returns the shapes and dtypes of the table's merged parts."""
+        last = len(self._files) - 1
+        start = self._key(last, "")[: -len(SUFFIX)]
+        found = {}
+        for name in self._files[last].shapes:
+            part = name[len(start) : -len(SUFFIX)]
+            if name.startswith(start) and part not in (ROWS, REMOVED):
+                key = self._key(0, part)
+                shape = self._files[0].shapes[key]
+                found[part] = (
+                    [self._size(), *shape[1:]],
+                    self._files[0].dtypes[key],
+                )
+        return found
+
+    def _size(self) -> int:
+        raise NotImplementedError
+
+    def read(self, part: str, start: int, size: int) -> np.ndarray:
+        """Returns rows of the merged table."""
+        raise NotImplementedError
+
+
+class _MergedRows(_Merger):
+    """A table of ids: later rows replace earlier ones."""
+
+    def __init__(self, path: str, files: list[BundleReader]) -> None:
+        super().__init__(path, files)
+        # By delta, vectors of ascending rows, one for each worker that wrote,
+        # each with its place.
+        self._runs: list[list[tuple[int, np.ndarray]]] = []
+        for file in range(1, len(self._files)):
+            rows = self._integers(file, ROWS)
+            ends = np.flatnonzero(np.diff(rows) <= 0) + 1
+            starts = [0, *ends.tolist()]
+            runs = np.split(rows, ends)
+            self._runs.append(list(zip(starts, runs, strict=True)))
+
+    def _size(self) -> int:
+        return self._files[0].shapes[self._key(0, PARAMETERS)][0]
+
+    def read(self, part: str, start: int, size: int) -> np.ndarray:
+        first = self._files[0]
+        rows = np.array(first.read_array(self._key(0, part), start, size))
+        for file, runs in enumerate(self._runs, 1):
+            reader, key = self._files[file], self._key(file, part)
+            for place, run in runs:
+                a, b = np.searchsorted(run, [start, start + size])
+                if a < b:
+                    new = reader.read_array(key, place + int(a), int(b - a))
+                    rows[run[a:b] - start] = new
+        return rows
+
+
+class _MergedKeys(_Merger):
+    """A table of keys: the keys that each file was the last to change."""
+
+    def __init__(self, path: str, files: list[BundleReader]) -> None:
+        super().__init__(path, files)
+        # By file, the places there of the keys that no later file changes.
+        self._places: list[np.ndarray] = []
+        later = np.zeros([0], np.int64)
+        for file in reversed(range(len(self._files))):
+            keys = self._integers(file, KEYS)
+            self._places.insert(0, np.flatnonzero(~np.isin(keys, later)))
+            if file:
+                removed = self._integers(file, REMOVED)
+                later = np.concatenate([later, keys, removed])
+        self._ends = np.cumsum([len(places) for places in self._places])
+
+    def _size(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, part: str, start: int, size: int) -> np.ndarray:
+        found = []
+        for file, (end, places) in enumerate(
+            zip(self._ends, self._places, strict=True)
+        ):
+            first = end - len(places)
+            wanted = places[
+                max(0, start - first) : max(0, start + size - first)
+            ]
+            reader, key = self._files[file], self._key(file, part)
+            # Few rows that are not wanted are read with the others.
+            gaps = np.flatnonzero(np.diff(wanted) > _GAP) + 1
+            for each in np.split(wanted, gaps) if len(wanted) else ():
+                low, high = int(each[0]), int(each[-1])
+                values = reader.read_array(key, low, high + 1 - low)
+                found.append(values[each - low])
+        return np.concatenate(found)
