@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import chain, saver
+from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import Changed, Changing
 from tfrs_embed.compat.arguments import integer
@@ -190,10 +190,8 @@ class DeltaManager:
     def _strategy(self) -> tf.distribute.Strategy:
         """The strategy under which the tables were made."""
         for each in tf.train.TrackableView(self._checkpoint).descendants():
-            if saver.marked(each) is not None:
-                strategy = getattr(each, "_distribute_strategy", None)
-                if strategy is not None:
-                    return strategy
+            if isinstance(each, Changing) and each.strategy is not None:
+                return each.strategy
         return tf.distribute.get_strategy()
 
     def _begin(

@@ -73,8 +73,10 @@ class Changing(abc.ABC):
         restored_from: the checkpoint from which it was last restored; None: it
             never was, or lost sight of its changes since.
         known_since: the first moment after which all changes are known.
+        strategy: the strategy under which it is made; None: unknown.
     """
 
+    strategy: tf.distribute.Strategy | None = None
     restored_from: str | None = None
     known_since = 0
 

@@ -62,6 +62,8 @@ class Engine(abc.ABC):
             name: self._State(table, self.optimizers[name])
             for name, table in tables.items()
         }
+        for state in self.states.values():
+            state.strategy = options.strategy
 
     @abc.abstractmethod
     def build(self) -> None:

@@ -1,0 +1,19 @@
+"""Full checkpoints with deltas between, of tables on several replicas."""
+
+import pytest
+import tensorflow as tf
+
+from delta_cases import PLACEMENTS, check_chain
+from plans import on
+
+
+@on("mirrored:2", "workers:2")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_delta_restores_what_a_full_checkpoint_would(
+    strategy, placement, tmp_path
+):
+    one = tf.distribute.get_strategy()
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    other = placement if placement in ("keys", "replicated") else "one"
+    others = [] if several else [(one, other)]
+    check_chain(strategy, placement, tmp_path, others)
