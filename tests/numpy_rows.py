@@ -17,6 +17,7 @@ from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.stock import Stock
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.row_marks import RowMarks
 from tfrs_embed.storage.row_store import RowStore
 from tfrs_embed.storage.sharded import ShardedVariable
 
@@ -70,6 +71,9 @@ class NumpyRows(RowStore):
 
         # What only had to be waited for would be left out.
         self.called([], self.call(write, [rows, values], tf.int64))
+        for marks in self._marks_of([table]):
+            if marks is not None:
+                update_ops.scatter_update(marks.variable, rows, marks.mark)
 
     def update(self, updates):
         for name, each in updates.items():
@@ -77,6 +81,13 @@ class NumpyRows(RowStore):
             update_ops.update_unique(
                 each._replace(variables=self._tables[name]), ids, gradients
             )
+
+    def _make_marks(self):
+        rows = {
+            table: len(parts[PARAMETERS].array)
+            for table, parts in self._tables.items()
+        }
+        return RowMarks(self.device, rows)
 
     def resize(self, rows):
         raise NotImplementedError("Tables of keys are kept in memory.")

@@ -118,13 +118,13 @@ class Compiled(Stock):
         found = concat_gradients.find(
             [g for u in updates for g in u.contributions.gradients]
         )
-        states, places = handle_packs.arguments(
-            [
-                u.variables[name]
-                for u in updates
-                for name in (PARAMETERS, *u.rule.slots())
-            ]
-        )
+        variables = []
+        for u in updates:
+            variables += [u.variables[n] for n in (PARAMETERS, *u.rule.slots())]
+            if u.marks is not None:
+                variables.append(u.marks.variable)
+        states, places = handle_packs.arguments(variables)
+        marked = [u.marks for u in updates if u.marks is not None]
         decays = tf.zeros([0])  # No table decays.
         if any(u.decay is not None for u in updates):
             shares = [0.0 if u.decay is None else u.decay for u in updates]
@@ -142,6 +142,8 @@ class Compiled(Stock):
             clip_lows=[u.options.limits[0] for u in updates],
             clip_highs=[u.options.limits[1] for u in updates],
             row_norms=[u.options.row_clipnorm or math.inf for u in updates],
+            mark=marked[0].mark if marked else tf.constant(0, tf.uint8),
+            marked=[u.marks is not None for u in updates],
             step=tf.convert_to_tensor(updates[0].step, tf.int64),
             stochastic=[u.rounding.stochastic for u in updates],
             seeds=[u.rounding.seed for u in updates],

@@ -45,6 +45,18 @@ def add_bags(
     )
 
 
+class Marks(NamedTuple):
+    """Where an update marks the rows that it changes.
+
+    Attributes:
+        variable: [vocabulary_size] uint8.
+        mark: the mark, a scalar uint8.
+    """
+
+    variable: tf.Variable
+    mark: tf.Tensor
+
+
 class TableUpdate(NamedTuple):
     """A table's update.
 
@@ -59,6 +71,7 @@ class TableUpdate(NamedTuple):
         options: clipping and decay before the rule; norms over many rows are
             clipped earlier.
         decay: each row's loss, a share as scalar float32; None: none.
+        marks: marks the rows; None: nobody asks which have changed.
     """
 
     variables: dict[str, tf.Variable]
@@ -69,6 +82,7 @@ class TableUpdate(NamedTuple):
     rounding: Rounding = Rounding()
     options: UpdateOptions = NO_OPTIONS
     decay: tf.Tensor | None = None
+    marks: Marks | None = None
 
     @property
     def parameters(self) -> tf.Variable:
@@ -180,8 +194,10 @@ def _write(
     table_update: TableUpdate, name: str, ids: tf.Tensor, rows: tf.Tensor
 ) -> None:
     """Writes new rows, float32, of the parameters or a slot."""
-    variable = table_update.variables[name]
+    variable, marks = table_update.variables[name], table_update.marks
     if name == PARAMETERS:
+        if marks is not None:
+            scatter_update(marks.variable, ids, marks.mark)
         rows = rounding.narrow(
             rows,
             variable.dtype,

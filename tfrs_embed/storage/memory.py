@@ -89,20 +89,18 @@ class MemoryRows(RowStore):
     ) -> None:
         scatter_update(self._variables[table][name], rows, values)
         if name == PARAMETERS:
-            self._mark({table: [rows]})
+            for marks in self._marks_of([table]):
+                if marks is not None:
+                    scatter_update(marks.variable, rows, marks.mark)
 
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
         backend.of(self.device, training=True).update(
             [
-                each._replace(variables=self._variables[name])
-                for name, each in updates.items()
+                each._replace(variables=self._variables[name], marks=marks)
+                for (name, each), marks in zip(
+                    updates.items(), self._marks_of(updates), strict=True
+                )
             ]
-        )
-        self._mark(
-            {
-                name: [b.ids for b in each.contributions.bags]
-                for name, each in updates.items()
-            }
         )
 
     def _make_marks(self) -> RowMarks:

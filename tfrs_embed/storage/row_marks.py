@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.compat.unmirrored import make_variable
-from tfrs_embed.ops.bags import of_one_dtype
+from tfrs_embed.kernels import handle_packs
+from tfrs_embed.ops.update import Marks, scatter_update
 
 
 class RowMarks:
@@ -25,7 +25,6 @@ class RowMarks:
         rows: Mapping[str, int],
         growing: Sequence[str] = (),
     ) -> None:
-        self._device = device
         with tf.init_scope(), tf.device(device):
             self._present = make_variable(tf.constant(1, tf.uint8), "moment")
             self.variables = {
@@ -36,43 +35,24 @@ class RowMarks:
                 )
                 for table, number in rows.items()
             }
+        self._pack = handle_packs.HandlePack(self.variables.values())
 
     def begin(self, mark: int) -> None:
         """Makes rows that change from now on get another mark."""
         self._present.assign(mark)
 
-    def mark(self, rows: Mapping[str, Sequence[tf.Tensor]]) -> None:
-        """Marks tables' rows, vectors of int32 or int64 that may repeat."""
-        rows = {table: each for table, each in rows.items() if each}
-        if not rows:
-            return
-        present = self._present.read_value()
-        handles = [self.variables[table].handle for table in rows]
-        module = kernels.operations(self._device)
-        if module is not None:
-            module.tfrs_embed_mark(
-                marks=handles,
-                mark=present,
-                rows=[ids for each in rows.values() for ids in each],
-                table_of=[
-                    t for t, each in enumerate(rows.values()) for _ in each
-                ],
-            )
-            return
-        for handle, each in zip(handles, rows.values(), strict=True):
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=handle,
-                indices=tf.concat(of_one_dtype(each), 0),
-                updates=present,
-            )
+    def of(self, tables: Iterable[str]) -> list[Marks]:
+        """Returns where tables' changes are marked now."""
+        mark = self._present.read_value()
+        return [Marks(self.variables[table], mark) for table in tables]
 
     def mark_some(self, table: str, rows: tf.Tensor | None) -> None:
         """Marks rows of a table; None: all."""
+        [(marks, mark)] = self.of([table])
         if rows is not None:
-            self.mark({table: [tf.reshape(rows, [-1])]})
+            scatter_update(marks, tf.reshape(rows, [-1]), mark)
             return
-        marks = self.variables[table]
-        marks.assign(tf.fill(tf.shape(marks), self._present.read_value()))
+        marks.assign(tf.fill(tf.shape(marks), mark))
 
     def clear(self, table: str) -> None:
         """Makes all rows of a table unchanged."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.update import TableUpdate
+from tfrs_embed.ops.update import Marks, TableUpdate
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage.row_marks import RowMarks
 
@@ -78,12 +78,13 @@ class RowStore(abc.ABC):
     def _make_marks(self) -> RowMarks:
         """Makes the marks of all rows."""
 
-    def _mark(self, rows: Mapping[str, Sequence[tf.Tensor]]) -> None:
-        """Marks tables' rows as changed, if changes are tracked."""
+    def _marks_of(self, tables: Iterable[str]) -> list[Marks | None]:
+        """Where changes of tables are to be marked; None: they are not."""
         if self._marks is not None:
-            self._marks.mark(rows)
-        elif not tf.executing_eagerly():
+            return self._marks.of(tables)
+        if not tf.executing_eagerly():
             self._is_traced = True
+        return [None for _ in tables]
 
     @abc.abstractmethod
     def build(self, tables: Sequence[StoredTable]) -> None:

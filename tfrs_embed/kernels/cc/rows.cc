@@ -658,6 +658,7 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* g,
     g = sum;
   }
   if (t.decay != 0) Decay(t, row);
+  if (t.marks) t.marks[row] = t.mark;
   switch (t.type) {
     case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, g);
     case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, g);
@@ -734,6 +735,7 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
                   row_bytes);
     if (states > 1) PrefetchWrite(t.slots[0] + ref.row * width, width);
     if (states > 2) PrefetchWrite(t.slots[1] + ref.row * width, width);
+    if (t.marks) PrefetchWrite(t.marks + ref.row, 1);
     PrefetchRead(static_cast<const char*>(ref.gradient), gradient_bytes);
   };
   const uint32_t mask = groups->mask, shares = groups->shares;

@@ -13,6 +13,9 @@
 // float32 whatever they are.
 enum TfrsType { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
+// The type of the marks of changed rows, bytes; see storage/row_marks.py.
+constexpr int32_t kMarks = 3;
+
 // The bytes of a number of a type.
 static inline int64_t tfrs_size(int32_t type) {
   return type == kFloat32 ? 4 : 2;
@@ -131,6 +134,8 @@ struct TfrsTable {
   int32_t clips;
   float clip_low, clip_high, row_norm;
   float decay;
+  uint8_t* marks;  // [rows], or null: what changed rows are marked with,
+  uint8_t mark;    // this mark.
 };
 
 // Memory to group a bucket's gradients by row, and the rows to update.

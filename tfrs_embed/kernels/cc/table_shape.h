@@ -46,9 +46,14 @@ inline absl::Status ReadShape(const tensorflow::Tensor& table,
   return absl::OkStatus();
 }
 
-// The same for a table or a slot, which may have one number for each row.
+// The same for a table, a slot, which may have one number for each row, or
+// marks.
 inline absl::Status ReadSlotShape(const tensorflow::Tensor& slot,
                                   TableShape* shape) {
+  if (slot.dims() == 1 && slot.dtype() == tensorflow::DT_UINT8) {
+    *shape = {slot.dim_size(0), kByRow, kMarks};
+    return absl::OkStatus();
+  }
   if (slot.dims() != 1 || slot.dtype() != tensorflow::DT_FLOAT) {
     return ReadShape(slot, shape);
   }

@@ -141,6 +141,7 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, each_table("clip_lows", &clip_lows_));
     OP_REQUIRES_OK(ctx, each_table("clip_highs", &clip_highs_));
     OP_REQUIRES_OK(ctx, each_table("row_norms", &row_norms_));
+    OP_REQUIRES_OK(ctx, each_table("marked", &marked_));
     tensorflow::DataType gradients;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &gradients));
     OP_REQUIRES(ctx, ReadType(gradients, &gradients_), InvalidArgument("T"));
@@ -201,6 +202,11 @@ class UpdateOp : public OpKernel {
       return InvalidArgument("step must be a scalar");
     }
     const uint64_t number = step->flat<int64_t>()(0);
+    const Tensor* mark;
+    TF_RETURN_IF_ERROR(ctx->input("mark", &mark));
+    if (mark->NumElements() != 1) {
+      return InvalidArgument("mark must be a scalar");
+    }
     tables->resize(num_tables);
     shapes->resize(num_tables);
     size_t v = 0;
@@ -243,6 +249,14 @@ class UpdateOp : public OpKernel {
           table.slots[k - 1] = static_cast<float*>(variables.values()[v]);
         }
       }
+      if (marked_[t]) {
+        if (v >= variables.size() || variables.shapes()[v].type != kMarks ||
+            variables.shapes()[v].rows != table_shape.rows) {
+          return InvalidArgument("table ", t, ": its marks' shape differs");
+        }
+        table.marks = static_cast<uint8_t*>(variables.values()[v++]);
+        table.mark = mark->flat<uint8_t>()(0);
+      }
       table.dim = table_shape.dim;
       table.type = table_shape.type;
       if (table.decay != 0 && table.type != kFloat32) {
@@ -261,7 +275,7 @@ class UpdateOp : public OpKernel {
   FeatureLayout layout_;
   std::vector<int> places_, rules_, gradient_of_;
   int32_t gradients_;  // TfrsType
-  std::vector<bool> stochastic_;
+  std::vector<bool> stochastic_, marked_;
   std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
   std::vector<float> settings_, clip_lows_, clip_highs_, row_norms_;
   Variables::Cache cache_;
@@ -285,6 +299,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
                   .Input("states: N * resource")
                   .Input("rates: float")
                   .Input("decays: float")
+                  .Input("mark: uint8")
                   .Input("step: int64"))
     .Input("gradients: G * T")
     .Input("columns: int32")
@@ -298,6 +313,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Attr("clip_lows: list(float)")
     .Attr("clip_highs: list(float)")
     .Attr("row_norms: list(float)")
+    .Attr("marked: list(bool)")
     .Attr("stochastic: list(bool)")
     .Attr("seeds: list(int)")
     .Attr("first_rows: list(int)")

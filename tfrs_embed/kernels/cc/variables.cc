@@ -76,6 +76,8 @@ absl::Status MakeSparse(OpKernelContext* ctx, tensorflow::Var* variable) {
       return EnsureSparseVariableAccess<Device, Eigen::bfloat16>(ctx, variable);
     case tensorflow::DT_HALF:
       return EnsureSparseVariableAccess<Device, Eigen::half>(ctx, variable);
+    case tensorflow::DT_UINT8:
+      return EnsureSparseVariableAccess<Device, uint8_t>(ctx, variable);
     default:
       return EnsureSparseVariableAccess<Device, float>(ctx, variable);
   }
