@@ -78,7 +78,7 @@ class RowStore(abc.ABC):
     def _make_marks(self) -> RowMarks:
         """Makes the marks of all rows."""
 
-    def _marks_of(self, tables: Iterable[str]) -> list[Marks | None]:
+    def _marks_of(self, tables: Iterable[str]) -> Sequence[Marks | None]:
         """Where changes of tables are to be marked; None: they are not."""
         if self._marks is not None:
             return self._marks.of(tables)
