@@ -198,6 +198,8 @@ def copies(run, epoch, folder="."):
     ("strategy", "placement", "save", "folder", "restore"),
     [
         ("one", "row", "manager", ".", restore_checkpoint),
+        ("one", "dynamic", "deltas", ".", restore_checkpoint),
+        ("workers", "mixed", "deltas", ".", restore_checkpoint),
         ("one", "row", "keras", "backup/chief", restore_backup),
         ("one", "row", "keras", "models", restore_weights),
         *(
@@ -215,6 +217,9 @@ def copies(run, epoch, folder="."):
             for other in (
                 ("one", "dynamic", "manager", ".", restore_checkpoint),
                 ("mirrored", "row", "manager", ".", restore_checkpoint),
+                ("mirrored", "row", "deltas", ".", restore_checkpoint),
+                ("workers", "row", "deltas", ".", restore_checkpoint),
+                ("workers", "dynamic", "deltas", ".", restore_checkpoint),
                 ("mirrored", "mixed", "manager", ".", restore_checkpoint),
                 ("workers", "row", "keras", "backup/chief", restore_backup),
                 ("workers", "mixed", "keras", "backup/chief", restore_backup),

@@ -154,22 +154,32 @@ class Watch:
 
 
 def train(job, args, watch, chief, record):
-    """Saves with TensorFlow's checkpoints: numbered, and to one name."""
+    """Saves checkpoints: numbered, in full or with deltas, and to one name."""
     folder = args.folder / ("chief" if chief else "worker")
-    manager = tf.train.CheckpointManager(
-        job.checkpoint, str(folder), max_to_keep=2
-    )
-    newest = tf.train.latest_checkpoint(args.folder / "chief")
-    if newest:
-        job.checkpoint.restore(newest).assert_consumed()
+    if args.save == "deltas":
+        # A full checkpoint, a delta, and one in full, which replaces both.
+        manager = tfrs_embed.checkpoint.DeltaManager(
+            job.checkpoint, args.folder / "chief", full_every=2, max_to_keep=1
+        )
+        newest = manager.restore_or_initialize()
+    else:
+        manager = tf.train.CheckpointManager(
+            job.checkpoint, str(folder), max_to_keep=2
+        )
+        newest = tf.train.latest_checkpoint(args.folder / "chief")
+        if newest:
+            job.checkpoint.restore(newest).assert_consumed()
     print(f"restored {newest}", flush=True)
     for epoch in range(int(job.done.numpy()), EPOCHS):
         job.fit(epoch, epochs=epoch + 1)
         job.done.assign(epoch + 1)
         record(epoch + 1)
         watch.begin(epoch + 1)
-        manager.save(epoch + 1)
-        if args.strategy == "one":
+        if args.save == "deltas":
+            manager.save()
+        else:
+            manager.save(epoch + 1)
+        if args.strategy == "one" and args.save == "manager":
             job.checkpoint.write(str(folder / "same"))
         watch.end()
         print(f"saved {epoch + 1}", flush=True)
