@@ -151,21 +151,33 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--placement", choices=PLACEMENTS, required=True)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
+    parser.add_argument("--deltas", action="store_true")
     args = parser.parse_args()
     begin("starting")
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     begin("building")
     job = Job(strategy, args.placement)
-    # All workers save; what counts is what the first one wrote.
-    name = "chief" if worker == 0 else f"worker-{worker}"
-    manager = tf.train.CheckpointManager(
-        job.checkpoint, str(args.folder / name), max_to_keep=2
-    )
-    newest = tf.train.latest_checkpoint(args.folder / "chief")
-    if newest:
+    if args.deltas:
+        # The last of the saves is a full one.
+        deltas = tfrs_embed.checkpoint.DeltaManager(
+            job.checkpoint,
+            args.folder / "chief",
+            full_every=STEPS // STEPS_PER_SAVE - 1,
+            max_to_keep=1,
+        )
         begin("restoring")
-        job.checkpoint.restore(newest).assert_consumed()
+        deltas.restore_or_initialize()
+    else:
+        # All workers save; what counts is what the first one wrote.
+        name = "chief" if worker == 0 else f"worker-{worker}"
+        manager = tf.train.CheckpointManager(
+            job.checkpoint, str(args.folder / name), max_to_keep=2
+        )
+        newest = tf.train.latest_checkpoint(args.folder / "chief")
+        if newest:
+            begin("restoring")
+            job.checkpoint.restore(newest).assert_consumed()
     first = int(job.done.numpy())
     print(f"continues after step {first}", flush=True)
     for i in range(first, STEPS):
@@ -175,7 +187,10 @@ def main():
         job.train(i, worker)
         if (i + 1) % STEPS_PER_SAVE == 0:
             begin("saving")
-            manager.save(i + 1)
+            if args.deltas:
+                deltas.save()
+            else:
+                manager.save(i + 1)
             print(f"saved {i + 1}", flush=True)
     begin("ending")
 

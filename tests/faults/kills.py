@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from faults.job import PLACEMENTS, STEPS
+from faults.job import PLACEMENTS, STEPS, STEPS_PER_SAVE
 from processes import TESTS, ForkedCluster, environment
 
 #: Seconds within which the others end.
@@ -39,6 +39,7 @@ class Kill:
         since: what begins before: "building" is until the first step is done,
             "training" from there to the end.
         share: after this share of the time that it takes.
+        deltas: whether the job saves deltas between full checkpoints.
     """
 
     placement: str
@@ -46,6 +47,7 @@ class Kill:
     victim: int
     since: str
     share: float
+    deltas: bool = False
 
 
 def draw(number, seed):
@@ -58,6 +60,7 @@ def draw(number, seed):
         victim=rng.randrange(workers),
         since=rng.choice(["building", "training", "training"]),
         share=rng.random(),
+        deltas=rng.random() < 0.5,
     )
 
 
@@ -146,8 +149,9 @@ class Killer:
         self._known = {}
         self._numbers = itertools.count()
 
-    def _cluster(self, folder, placement, workers):
+    def _cluster(self, folder, placement, workers, deltas):
         command = [_JOB, "--folder", str(folder), "--placement", placement]
+        command += ["--deltas"] * deltas
         return ForkedCluster(self._server, command, workers, environment(""))
 
     def _new_folder(self):
@@ -155,24 +159,24 @@ class Killer:
         folder.mkdir()
         return folder
 
-    def undisturbed(self, placement, workers):
+    def undisturbed(self, placement, workers, deltas=False):
         """A job that nothing happens to; it runs once."""
-        if (placement, workers) not in self._known:
+        if (placement, workers, deltas) not in self._known:
             folder = self._new_folder()
-            with self._cluster(folder, placement, workers) as cluster:
+            with self._cluster(folder, placement, workers, deltas) as cluster:
                 codes = cluster.wait(_BOUND_S)
                 output = cluster.output(0)
             assert codes == [0] * workers, output[-3000:]
             end = phases(output)[-1][1]
             training = _begin(output, "training")
-            self._known[placement, workers] = _Undisturbed(
+            self._known[placement, workers, deltas] = _Undisturbed(
                 read(folder / "chief"),
                 {
                     "building": training - _begin(output, "building"),
                     "training": end - training,
                 },
             )
-        return self._known[placement, workers]
+        return self._known[placement, workers, deltas]
 
     def run(self, kill):
         """Kills a worker, and starts the job again.
@@ -184,20 +188,20 @@ class Killer:
             What happened; a kill that came when the worker was done is moved
             forward.
         """
-        expected = self.undisturbed(kill.placement, kill.workers)
+        job = kill.placement, kill.workers, kill.deltas
+        expected = self.undisturbed(*job)
         delay = kill.share * expected.seconds[kill.since]
         while True:
             folder = self._new_folder()
-            cluster = self._cluster(folder, kill.placement, kill.workers)
-            with cluster:
+            with self._cluster(folder, *job) as cluster:
                 if self._kill(cluster, kill, delay):
                     seconds, errors = self._survivors(cluster, kill.victim)
                     outputs = [cluster.output(i) for i in range(kill.workers)]
                     break
             delay /= 2
         phase = phases(outputs[kill.victim])[-1][0]
-        restored = _last_saved(folder, outputs[0], errors)
-        with self._cluster(folder, kill.placement, kill.workers) as cluster:
+        restored = _last_saved(folder, kill.deltas, outputs[0], errors)
+        with self._cluster(folder, *job) as cluster:
             try:
                 codes = cluster.wait(_BOUND_S)
             except TimeoutError as error:
@@ -264,10 +268,11 @@ def named(output):
     return {int(task) for task in re.findall(r"/task:(\d+)", last)}
 
 
-def _last_saved(folder, output, errors):
+def _last_saved(folder, deltas, output, errors):
     """The step of the last complete checkpoint."""
     newest = tf.train.latest_checkpoint(folder / "chief")
     step = int(newest.rpartition("-")[2]) if newest else 0
+    step *= STEPS_PER_SAVE if deltas else 1
     said = [0, *map(int, re.findall(r"^saved (\d+)$", output, re.MULTILINE))]
     # It may be complete before the chief says so.
     if not said[-1] <= step <= said[-1] + 2:

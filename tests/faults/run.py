@@ -74,7 +74,7 @@ def main():
     ):
         killer = Killer(server, folder)
         for kill in kills:
-            killer.undisturbed(kill.placement, kill.workers)
+            killer.undisturbed(kill.placement, kill.workers, kill.deltas)
         runs = {pool.submit(killer.run, kill): kill for kill in kills}
         for run in as_completed(runs):
             outcomes.append(outcome_of(run))
