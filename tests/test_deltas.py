@@ -1,13 +1,339 @@
-"""Full checkpoints with deltas between, on one device."""
+"""Which rows change; full checkpoints with deltas between, on one device."""
+
+import os
+import shutil
 
 import pytest
 import tensorflow as tf
 
-from delta_cases import check_chain
+import tfrs_embed
+from delta_cases import Job, check_chain, restored
+from fronts import layers
+from helpers import assert_same, change_byte, train
+from tfrs_embed.checkpoint import DeltaManager, bundle
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in threads"])
+def background(request, monkeypatch):
+    """Whether threads write full checkpoints, in blocks of some rows."""
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 64)
+    return request.param
 
 
 @pytest.mark.parametrize("placement", ["one", "keys"])
 def test_a_delta_restores_what_a_full_checkpoint_would(
-    placement, tmp_path, both_implementations
+    placement, tmp_path, background, both_implementations
 ):
-    check_chain(tf.distribute.get_strategy(), placement, tmp_path, [])
+    one = tf.distribute.get_strategy()
+    check_chain(one, placement, tmp_path, [], background)
+
+
+def make(rows=50, track=True, **options):
+    """A layer with one table; tracked, it is built."""
+    table = tfrs_embed.TableConfig("movie", rows, 4, **options)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("movie", table), "adagrad", size_threshold=20
+    )
+    if track:
+        layer.tables["movie"].track_changes()
+        layer.build(None)
+    return layer, layer.tables["movie"]
+
+
+def evicting():
+    return tfrs_embed.DynamicKeys(eviction="lru", when_full="evict")
+
+
+def update(layer, ids):
+    train(layer, tf.constant([*ids], tf.int64), tf.ones([len(ids), 4]))
+
+
+def test_changed_rows_are_those_of_updates(both_implementations):
+    layer, table = make()
+    update(layer, [1, 2, 1])
+    first = table.moment()
+    update(layer, [7, 3, 7])
+    second = table.moment()
+    update(layer, [3])
+    layer(tf.constant([9]))  # A lookup changes nothing.
+    assert table.changed(0).rows.tolist() == [1, 2, 3, 7]
+    assert table.changed(first).rows.tolist() == [3, 7]
+    assert table.changed(second).rows.tolist() == [3]
+    assert table.changed(table.moment()).rows.tolist() == []
+
+
+def test_what_users_assign_has_changed():
+    layer, table = make()
+    before = table.moment()
+    variable = layer.embedding_tables["movie"]
+    variable.scatter_update(tf.IndexedSlices(tf.ones([2, 4]), [4, 8]))
+    table.slots["accumulators"].scatter_add(
+        tf.IndexedSlices(tf.ones([1, 4]), [5])
+    )
+    assert table.changed(before).rows.tolist() == [4, 5, 8]
+    before = table.moment()
+    variable.assign(tf.zeros([50, 4]))
+    assert table.changed(before).rows.tolist() == [*range(50)]
+
+
+def test_keys_that_come_and_go_have_changed(both_implementations):
+    layer, table = make(24, keys=evicting())
+    update(layer, range(24))
+    before = table.moment()
+    update(layer, [100, 12])  # In the place of the key used longest ago.
+    changed = table.changed(before)
+    assert sorted(changed.rows) == [12, 100]
+    [gone] = changed.removed
+    table.remove(tf.constant([13], tf.int64))
+    update(layer, [gone])  # It is back.
+    changed = table.changed(before)
+    assert sorted(changed.rows) == [*sorted([gone, 12]), 100]
+    assert changed.removed.tolist() == [13]
+    after = table.moment()
+    table.remove(tf.constant([100], tf.int64))
+    update(layer, [13])
+    changed = table.changed(after)
+    assert changed.rows.tolist() == [13]
+    assert changed.removed.tolist() == [100]
+
+
+def test_more_removed_keys_than_are_noted(both_implementations):
+    layer, table = make(24, keys=evicting())
+    before = table.moment()
+    for start in range(0, 240, 24):
+        update(layer, range(start, start + 24))
+    with pytest.raises(ValueError, match=r"'movie' .* lost sight of"):
+        table.changed(before)
+    after = table.moment()
+    update(layer, [1])
+    assert table.changed(after).rows.tolist() == [1]
+
+
+def test_moments_beyond_the_marks_find_a_few_rows_more():
+    layer, table = make(700)
+    ended = []
+    for row in range(600):
+        update(layer, [row])
+        ended.append(table.moment())
+    for row in range(0, 600, 13):
+        found = table.changed(ended[row]).rows
+        # All that changed afterwards, and few that changed before.
+        assert found.tolist() == [*range(600 - len(found), 600)]
+        assert 599 - row <= len(found) <= 599 - row + (600 - row) // 8 + 4
+    assert table.changed(ended[-2]).rows.tolist() == [599]
+
+
+def test_a_restore_begins_anew(tmp_path):
+    layer, table = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    before = table.moment()
+    update(layer, [1])
+    path = checkpoint.write(str(tmp_path / "saved"))
+    checkpoint.restore(path)
+    with pytest.raises(ValueError, match="'movie' was restored"):
+        table.changed(before)
+    assert table.changed(table.moment()).rows.tolist() == []
+
+
+def test_changes_that_are_not_known():
+    with pytest.raises(NotImplementedError, match="'movie' is held by a Keras"):
+        make(rows=5, track=False)[1].track_changes()
+    _, table = make()
+    for since in (-1, 5):
+        with pytest.raises(ValueError, match=f"below 1, got {since}"):
+            table.changed(since)
+    layer, table = make(track=False)
+    with pytest.raises(RuntimeError, match="'movie' aren't tracked"):
+        table.moment()
+    tf.function(lambda: update(layer, [1]))()
+    with pytest.raises(RuntimeError, match="a training step was traced before"):
+        table.track_changes()
+
+
+@pytest.fixture(scope="module")
+def chain_of_four(tmp_path_factory):
+    """A folder of a full checkpoint and three deltas, and the state of each."""
+    folder = tmp_path_factory.mktemp("chain")
+    job = Job(tf.distribute.get_strategy(), "one")
+    manager = DeltaManager(job.checkpoint, folder)
+    states = []
+    for _ in range(4):
+        job.train()
+        manager.save()
+        states.append(job.state())
+    return folder, states
+
+
+def _missing(folder):
+    for file in folder.glob("ckpt-2.*"):
+        file.unlink()
+
+
+def _move(folder, name, to):
+    for file in folder.glob(f"{name}.*"):
+        file.rename(folder / file.name.replace(name, to))
+
+
+def _reordered(folder):
+    _move(folder, "ckpt-3", "third")
+    _move(folder, "ckpt-2", "ckpt-3")
+    _move(folder, "third", "ckpt-2")
+
+
+def _foreign(folder):
+    job = Job(tf.distribute.get_strategy(), "one")
+    other = DeltaManager(job.checkpoint, folder / "other")
+    for _ in range(2):
+        job.train()
+        other.save()
+    _missing(folder)
+    for file in (folder / "other").glob("ckpt-2.*"):
+        shutil.copy(file, folder)
+
+
+def _largest(folder):
+    files = folder.glob("ckpt-3.data-*")
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+def _cut_off(folder):
+    file = _largest(folder)
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def _damaged(folder):
+    file = _largest(folder)
+    change_byte(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (_missing, r"ckpt-3' .* continues '.*ckpt-2', which is missing"),
+        (_reordered, r"ckpt-4' .* another file than '.*ckpt-3'"),
+        (_foreign, r"ckpt-3' .* another file than '.*ckpt-2'"),
+        (_cut_off, r"ckpt-3.*is missing or cut off"),
+        (_damaged, r"ckpt-3"),
+    ],
+)
+def test_a_broken_chain_restores_nothing(chain_of_four, tmp_path, harm, named):
+    shutil.copytree(chain_of_four[0], tmp_path, dirs_exist_ok=True)
+    harm(tmp_path)
+    job = Job(tf.distribute.get_strategy(), "one")
+    manager = DeltaManager(job.checkpoint, tmp_path)
+    job.train()
+    before = job.state()
+    with pytest.raises(tf.errors.OpError, match=named):
+        manager.restore_or_initialize()
+    assert_same(job.state(), before)
+
+
+def test_training_goes_on_with_the_chain(chain_of_four, tmp_path):
+    shutil.copytree(chain_of_four[0], tmp_path, dirs_exist_ok=True)
+    one = tf.distribute.get_strategy()
+    job = Job(one, "one")
+    # Before the tables are built.
+    manager = DeltaManager(job.checkpoint, tmp_path)
+    assert manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
+    job.train()
+    path = manager.save()
+    assert path == str(tmp_path / "ckpt-5")
+    reader = tf.train.load_checkpoint(path)
+    rows = [
+        shape
+        for name, shape in reader.get_variable_to_shape_map().items()
+        if name.endswith("/delta/rows/.ATTRIBUTES/VARIABLE_VALUE")
+    ]
+    assert rows and max(rows) < [20]
+    assert_same(restored(one, "one", path).state(), job.state())
+
+
+def test_a_table_that_was_restored_from_elsewhere_is_saved_whole(
+    chain_of_four, tmp_path
+):
+    folder, states = chain_of_four
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    one = tf.distribute.get_strategy()
+    job = Job(one, "one")
+    manager = DeltaManager(job.checkpoint, tmp_path)
+    manager.restore_or_initialize()
+    job.train()
+    manager.save()
+    job.checkpoint.restore(str(tmp_path / "ckpt-2"))
+    assert_same(job.state(), states[1])
+    path = manager.save()
+    assert_same(restored(one, "one", path).state(), states[1])
+
+
+def test_two_trainers_of_one_folder(tmp_path):
+    checkpoint = tf.train.Checkpoint(layer=make()[0])
+    first = DeltaManager(checkpoint, tmp_path)
+    first.save()
+    second = DeltaManager(checkpoint, tmp_path)
+    for action in (second.save, second.restore_or_initialize):
+        with pytest.raises(RuntimeError, match="Another DeltaManager saves to"):
+            action()
+    del first
+    with pytest.raises(RuntimeError, match="restore_or_initialize was not"):
+        second.save()
+    second.restore_or_initialize()
+    assert second.save() == str(tmp_path / "ckpt-2")
+
+
+def test_a_full_disk_keeps_the_last_save(tmp_path, monkeypatch):
+    layer, _ = make()
+    manager = DeltaManager(tf.train.Checkpoint(layer=layer), tmp_path)
+    manager.save()
+    update(layer, [3])
+
+    def full(self):
+        raise tf.errors.ResourceExhaustedError(None, None, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle.BundleWriter, "finish", full)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="no space"):
+            manager.save()
+    assert manager.latest_checkpoint == str(tmp_path / "ckpt-1")
+    assert not [*tmp_path.glob("ckpt-2.*")]
+    update(layer, [5])
+    path = manager.save()
+    key = "layer/tables/movie/delta/rows/.ATTRIBUTES/VARIABLE_VALUE"
+    rows = tf.train.load_checkpoint(path).get_tensor(key)
+    assert rows.tolist() == [3, 5]
+
+
+def test_old_chains_are_removed(tmp_path):
+    layer, _ = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    manager = DeltaManager(checkpoint, tmp_path, full_every=2, max_to_keep=1)
+    for row in range(9):
+        update(layer, [row])
+        manager.save()
+        manager.wait()
+    saved = manager.checkpoints
+    there = {f.name.partition(".")[0] for f in tmp_path.glob("ckpt-*.index")}
+    # A chain is a thread's file and deltas; another may have begun.
+    assert {os.path.basename(path) for path in saved} <= there
+    assert len(saved) <= 2 and len(there) <= len(saved) + 2
+    # What a trainer leaves that is killed.
+    (tmp_path / "ckpt-7-base_temp").mkdir()
+    del manager
+    again = DeltaManager(checkpoint, tmp_path)
+    assert again.restore_or_initialize() == saved[-1]
+    assert not [*tmp_path.glob("ckpt-7-base_temp")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error"),
+    [
+        ("checkpoint", 3, TypeError),
+        ("full_every", 0, ValueError),
+        ("max_to_keep", 1.5, ValueError),
+        ("background", "yes", TypeError),
+        ("name", "a/b", ValueError),
+    ],
+)
+def test_wrong_arguments(tmp_path, argument, value, error):
+    arguments = {"checkpoint": tf.train.Checkpoint(), "directory": tmp_path}
+    with pytest.raises(error, match=argument):
+        DeltaManager(**{**arguments, argument: value})

@@ -16,4 +16,4 @@ def test_a_delta_restores_what_a_full_checkpoint_would(
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     other = placement if placement in ("keys", "replicated") else "one"
     others = [] if several else [(one, other)]
-    check_chain(strategy, placement, tmp_path, others)
+    check_chain(strategy, placement, tmp_path, others, background=not several)

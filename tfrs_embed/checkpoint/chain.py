@@ -20,7 +20,14 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
-from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS, Changed, Changing
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    REMOVED,
+    ROWS,
+    Changed,
+    Changing,
+    Saved,
+)
 from tfrs_embed.checkpoint.stored import REMEDY
 from tfrs_embed.ops.update import PARAMETERS
 
@@ -53,10 +60,12 @@ class Writing(NamedTuple):
     Attributes:
         header: its place in the chain.
         changed: the tables of which it holds changed rows only, and these.
+        found: the values that were written, by key; the writer adds them.
     """
 
     header: Header
     changed: Mapping[Changing, Changed]
+    found: dict[str, Saved]
 
     def counts(self) -> dict[Any, tuple[int, ...]]:
         """The numbers of changed rows, for `Session`."""

@@ -12,15 +12,19 @@ import weakref
 from collections.abc import Iterator
 
 import tensorflow as tf
+from absl import logging
 
 from tfrs_embed.checkpoint import chain
+from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.rows import Changed, Changing
-from tfrs_embed.compat.arguments import integer
+from tfrs_embed.checkpoint.rows import Changing
+from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.private_tensorflow import checkpoint_management
 from tfrs_embed.distribution.failures import raised_on_all_workers
 
 _LOCK = ".delta_manager.lock"
+# The end of the names of files that threads write.
+_BASE = "-base"
 
 
 class DeltaManager:
@@ -37,6 +41,12 @@ class DeltaManager:
     Restoring a delta, also with `tf.train.Checkpoint.restore` and
     `tf.train.latest_checkpoint`, restores what a full checkpoint of that moment
     would, on any placement and number of replicas.
+
+    The first save is a full checkpoint. Later ones are deltas: where a full
+    checkpoint is due, a thread writes the tables to a file while training goes
+    on, and then the next delta begins a new chain with that file. So `save`
+    takes as long as a delta, and a chain has some deltas more than `full_every`
+    says. With several workers, full checkpoints are saved at once.
 
     Make the manager before the first training step: from then on a step marks
     the rows that it changes, with one byte a row. Tables that Keras layers or
@@ -66,8 +76,10 @@ class DeltaManager:
     Args:
         checkpoint: what to save: a `tf.train.Checkpoint`.
         directory: the folder of the files, which is made if it isn't there.
-        full_every: every so many saves, one is full; 1: all are.
-        max_to_keep: how many full checkpoints to keep, each with its deltas.
+        full_every: every so many saves, a chain ends, and one begins with a
+            full checkpoint; 1: all saves are full.
+        max_to_keep: how many chains to keep: full checkpoints with deltas.
+        background: whether threads write full checkpoints; False: `save` does.
         name: the beginning of the files' names.
 
     Raises:
@@ -82,6 +94,7 @@ class DeltaManager:
         full_every: int = 24,
         max_to_keep: int = 2,
         *,
+        background: bool = True,
         name: str = "ckpt",
     ) -> None:
         if not isinstance(checkpoint, tf.train.Checkpoint):
@@ -100,6 +113,8 @@ class DeltaManager:
         self._directory = os.fspath(directory)
         self._full_every, self._max_to_keep = full_every, max_to_keep
         self._name = name
+        self._background = flag(background, "DeltaManager: background")
+        self._next: BackgroundFile | None = None
         self._files: list[tuple[str, chain.Header]] | None = None
         # The last file's path, and each table's moment when it was saved.
         self._last: str | None = None
@@ -135,19 +150,28 @@ class DeltaManager:
         tables = self._tables()
         strategy = self._strategy()
         with raised_on_all_workers(strategy, "The save"):
-            file, changed = self._begin(tables, strategy)
-            path = self._path(file)
-            with (
-                self._folder(strategy, path) as to,
-                chain.writing(chain.Writing(file, changed)),
-            ):
+            file = self._begin(tables, strategy)
+            path = self._path()
+            with self._folder(strategy, path) as to, chain.writing(file):
                 self._checkpoint.write(to)
         self._moments = {table: table.moment() for table in tables}
         self._last = path
-        self._known().append((path, file))
+        self._known().append((path, file.header))
         if strategy.extended.should_checkpoint:
             self._finish()
+        if self._is_full_due() and self._in_background(strategy):
+            self._next = BackgroundFile(
+                f"{path}{_BASE}",
+                chain.Header(uuid.uuid4().hex),
+                file.found,
+                self._moments,
+            )
         return path
+
+    def wait(self) -> None:
+        """Waits until no thread writes a full checkpoint any more."""
+        if self._next is not None:
+            self._next.wait()
 
     def restore_or_initialize(self) -> str | None:
         """Restores the last complete file, with its chain, if there is one.
@@ -196,8 +220,8 @@ class DeltaManager:
 
     def _begin(
         self, tables: list[Changing], strategy: tf.distribute.Strategy
-    ) -> tuple[chain.Header, dict[Changing, Changed]]:
-        """Returns the next file's header, and the changed rows it will hold."""
+    ) -> chain.Writing:
+        """Returns the next file: its header, and the changed rows it holds."""
         if strategy.extended.should_checkpoint:
             self._take_lock()
             if self.latest_checkpoint != self._last:
@@ -207,27 +231,58 @@ class DeltaManager:
                     f"'{self._last}': another trainer saves there, or "
                     "restore_or_initialize was not called."
                 )
-        known = self._known()
-        header = chain.Header(uuid.uuid4().hex)
-        if not known or self._last is None:
-            return header, {}
-        last = known[-1][1]
-        if last.number + 1 >= self._full_every:
-            return header, {}
+        header, known = chain.Header(uuid.uuid4().hex), self._known()
+        wait = self._in_background(strategy)
+        if self._last is None or (self._is_full_due() and not wait):
+            return chain.Writing(header, {}, {})
+        path, before, moments = self._last, known[-1][1], self._moments
+        if self._next is not None and self._next.is_done:
+            if self._next.error is None:
+                path, before = self._next.path, self._next.header
+                moments = self._next.moments
+            else:
+                logging.warning(
+                    "The full checkpoint '%s' could not be written, and the "
+                    "chain of deltas goes on: %s",
+                    self._next.path,
+                    self._next.error,
+                )
+                _remove(self._next.path)
+            self._next = None
         changed = {}
         for table in tables:
-            since = self._moments.get(table, -1)
+            since = moments.get(table, -1)
             if since < table.known_since:
-                if table.restored_from != self._last:
+                if table.restored_from != self._last or moments:
                     continue  # It is saved whole.
                 since = table.known_since
             changed[table] = table.changed(since)
-        name = os.path.basename(self._last)
-        return header._replace(
-            number=last.number + 1, previous=name, previous_id=last.id
-        ), changed
+        header = header._replace(
+            number=before.number + 1,
+            previous=os.path.basename(path),
+            previous_id=before.id,
+        )
+        return chain.Writing(header, changed, {})
 
-    def _path(self, file: chain.Header) -> str:
+    def _is_full_due(self) -> bool:
+        known = self._known()
+        return (
+            self._next is None
+            and bool(known)
+            and known[-1][1].number + 1 >= self._full_every
+        )
+
+    def _in_background(self, strategy: tf.distribute.Strategy) -> bool:
+        """Whether a thread can write full checkpoints."""
+        return (
+            self._background
+            and self._full_every > 1
+            and not isinstance(
+                strategy, tf.distribute.MultiWorkerMirroredStrategy
+            )
+        )
+
+    def _path(self) -> str:
         known = self._known()
         number = int(known[-1][0].rpartition("-")[2]) if known else 0
         return os.path.join(self._directory, f"{self._name}-{number + 1}")
@@ -263,11 +318,30 @@ class DeltaManager:
             self._files = found
         return self._files
 
+    def _remove_left(self) -> None:
+        """Removes files of threads that a killed trainer has left."""
+        used = {file.previous for _, file in self._known()}
+        pattern = os.path.join(
+            _escaped(self._directory), f"{self._name}-*{_BASE}*"
+        )
+        for file in tf.io.gfile.glob(pattern):
+            name = os.path.basename(file)
+            if name[: name.index(_BASE)] + _BASE in used:
+                continue
+            if tf.io.gfile.isdir(file):
+                tf.io.gfile.rmtree(file)
+            else:
+                tf.io.gfile.remove(file)
+
     def _finish(self) -> None:
         """Makes the last file the latest; removes old chains."""
         known = self._known()
-        full = [i for i, (_, file) in enumerate(known) if file.number == 0]
-        first = full[-self._max_to_keep] if full[self._max_to_keep :] else 0
+        starts = [
+            i
+            for i, (_, file) in enumerate(known)
+            if file.number == 0 or file.previous.endswith(_BASE)
+        ]
+        first = starts[-self._max_to_keep] if starts[self._max_to_keep :] else 0
         gone, self._files = known[:first], known[first:]
         checkpoint_management.update_checkpoint_state_internal(
             self._directory,
@@ -275,8 +349,10 @@ class DeltaManager:
             [path for path, _ in self._files],
             save_relative_paths=True,
         )
-        for path, _ in gone:
+        for path, file in gone:
             _remove(path)
+            if file.previous.endswith(_BASE):
+                _remove(os.path.join(self._directory, file.previous))
 
     def _take_lock(self) -> None:
         """Keeps other trainers of this machine from saving to the folder."""
@@ -296,6 +372,7 @@ class DeltaManager:
                 "tf.train.Checkpoint.restore."
             ) from None
         self._lock = file
+        self._remove_left()
         weakref.finalize(self, os.close, file)
 
 
@@ -311,7 +388,11 @@ def _verify(reader: BundleReader) -> None:
 
 def _remove(path: str) -> None:
     """Removes a checkpoint's files: its index first, then its data."""
-    pattern = re.sub(r"([\[*?])", r"[\1]", path)
-    files = sorted(tf.io.gfile.glob(f"{pattern}.*"), reverse=True)
+    files = sorted(tf.io.gfile.glob(f"{_escaped(path)}.*"), reverse=True)
     for file in files:
         tf.io.gfile.remove(file)
+
+
+def _escaped(path: str) -> str:
+    """A path as a pattern of `tf.io.gfile.glob`."""
+    return re.sub(r"([\[*?])", r"[\1]", path)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ REMOVED = "removed"
 #: The name of the factors of int8 rows in an exported model.
 SCALE = "scale"
 
+#: Writes a value block by block: each item of the iterator writes one.
+Later = Callable[[str, BundleWriter], Iterator[Callable[[], None]]]
 #: Makes a table's initial rows from a row on, in blocks: (first row, rows).
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
@@ -169,6 +172,15 @@ class Saved(abc.ABC):
         """Writes the values of the table's changed rows; see `deltas`."""
         self.save(key, session)
 
+    def save_later(self, seen: dict[Any, Any]) -> Later | None:
+        """Returns what writes the value while training goes on.
+
+        Called between steps. It may write rows as they are then or later.
+        `seen` is for what values of a table share. None: deltas hold the value
+        whole.
+        """
+        return None
+
     @abc.abstractmethod
     def check(self, key: str, reader: BundleReader) -> None:
         """Raises a ValueError if the value under a key doesn't fit.
@@ -212,11 +224,22 @@ class Rows(Saved):
         return contextlib.nullcontext()
 
     def save(self, key: str, session: Session) -> None:
-        writer, shape = session.writer(), self.shape.as_list()
+        for add in self._adding(key, session.writer()):
+            add()
+
+    def save_later(self, seen: dict[Any, Any]) -> Later | None:
+        return self._adding
+
+    def _adding(
+        self, key: str, writer: BundleWriter
+    ) -> Iterator[Callable[[], None]]:
+        shape = self.shape.as_list()
         with self.reading():
             for start, size in blocks(shape, tf.float32):
                 rows = self.read_rows(start, size)
-                writer.add_rows(key, shape, start, rows)
+                yield functools.partial(
+                    writer.add_rows, key, shape, start, rows
+                )
 
     def save_changed(
         self, key: str, session: Session, changed: Changed

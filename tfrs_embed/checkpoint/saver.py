@@ -81,6 +81,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
             if file is not None:
                 header = json.dumps(file.header._asdict())
                 session.writer().add(chain.HEADER, header)
+                file.found.update(found)
             for key, saved in found.items():
                 changed = None
                 if file is not None and saved.table is not None:

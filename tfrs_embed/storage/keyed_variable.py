@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.names import in_delta, sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
@@ -16,6 +18,7 @@ from tfrs_embed.checkpoint.rows import (
     REMOVED,
     Changed,
     HeldRows,
+    Later,
     Saved,
     other_slot,
 )
@@ -132,6 +135,39 @@ class KeyedVariable(CompositeVariable, Saved):
                 block = shard.gather(self._part, live[start : start + size])
                 writer.add_rows(key, shape, first + start, block)
         rows.require_moment(before, "it was saved")
+
+    def save_later(self, seen: dict[Any, Any]) -> Later | None:
+        if self._part == CANDIDATES:
+            return None
+        rows = self._rows
+        # Keys, and where their rows are; other keys that get these rows later
+        # are among the changed ones, as are keys that come back.
+        if rows not in seen:
+            seen[rows] = [shard.live() for shard in rows.shards]
+        live = seen[rows]
+        total = sum(len(each.keys) for each in live)
+
+        def adding(
+            key: str, writer: BundleWriter
+        ) -> Iterator[Callable[[], None]]:
+            shape, first = [total, *self.shape[1:]], 0
+            if total == 0:
+                writer.add(key, tf.zeros(shape, self.dtype))
+            for shard, each in zip(rows.shards, live, strict=True):
+                for start, size in blocks(
+                    [len(each.keys), *shape[1:]], tf.float32
+                ):
+                    part = slice(start, start + size)
+                    if self._part in rows.names:
+                        block = shard.gather(self._part, each.rows[part])
+                    else:
+                        block = tf.constant(getattr(each, self._part)[part])
+                    yield functools.partial(
+                        writer.add_rows, key, shape, first + start, block
+                    )
+                first += len(each.keys)
+
+        return adding
 
     def save_changed(
         self, key: str, session: Session, changed: Changed

@@ -1,0 +1,82 @@
+"""Writes tables while training goes on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from tfrs_embed.checkpoint import bundle, chain
+from tfrs_embed.checkpoint.rows import Changing, Saved
+
+
+class BackgroundFile:
+    """A file that a thread writes: the tables that the next deltas continue.
+
+    It holds each table's rows as they are at some moment after the beginning.
+    Deltas of what has changed since then make them right, so the file is no
+    checkpoint by itself.
+
+    Args:
+        path: the file's.
+        header: its place, the first in its chain.
+        found: the values to write, by key.
+        moments: the tables and their moments now, between steps.
+
+    Attributes:
+        path, header, moments: the arguments.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        header: chain.Header,
+        found: Mapping[str, Saved],
+        moments: Mapping[Changing, int],
+    ) -> None:
+        self.path, self.header, self.moments = path, header, dict(moments)
+        self.error: Exception | None = None
+        seen: dict[Any, Any] = {}
+        self._later = {
+            key: later
+            for key, saved in found.items()
+            if saved.table in self.moments
+            and (later := saved.save_later(seen)) is not None
+        }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        # A thread of TensorFlow's operations must not outlive the interpreter.
+        self._stop_at_exit = weakref.finalize(
+            self, _stop, self._stop, self._thread
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the file is complete, or its writing has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            writer = bundle.BundleWriter(f"{self.path}_temp/part")
+            writer.add(chain.HEADER, json.dumps(self.header._asdict()))
+            for key, later in self._later.items():
+                for add in later(key, writer):
+                    if self._stop.is_set():
+                        raise InterruptedError("The process ends.")
+                    add()
+            bundle.merge(writer.finish(), self.path)
+        except Exception as error:
+            self.error = error
+        self._later = {}
+
+
+def _stop(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    thread.join()
