@@ -1,8 +1,14 @@
 """Measures saving and restoring a large table, beside a plain variable.
 
+    python benchmarks/checkpoints.py [--gib 4]
+    python benchmarks/checkpoints.py --deltas [--gib 4] [--share 0.01]
+
 Each runs in a process of its own, whose peak memory is the kernel's count. What
 is written is flushed to the disk, and what is read comes from where the system
 has it: for a file that was just written, mostly from memory.
+
+--deltas: a table with Adagrad's slots, of whose rows a share changes between
+saves: a save of all, a delta, and what a full checkpoint in a thread costs.
 """
 
 from __future__ import annotations
@@ -16,6 +22,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 KINDS = ("plain", "ours", "mirrored", "workers")
 
@@ -109,6 +119,97 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
     return result
 
 
+def measure_deltas(
+    gib: float, dim: int, share: float, rounds: int, folder: str
+) -> None:
+    """Prints what full saves and deltas of a table take, in turns."""
+    import numpy as np
+    import tensorflow as tf
+
+    import tfrs_embed
+
+    rows = int(gib * 2**30) // (4 * dim)
+    table = tfrs_embed.TableConfig("table", rows, dim, initializer="zeros")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("id", table), "adagrad", size_threshold=0
+    )
+    saver = tf.train.Checkpoint(layer=layer)
+    manager = tfrs_embed.checkpoint.DeltaManager(
+        saver, f"{folder}/deltas", full_every=10**6, max_to_keep=1
+    )
+    layer.build(None)
+
+    @tf.function
+    def step(ids: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids, training=True))
+        return tape.gradient(loss, layer.trainable_variables)
+
+    rng = np.random.default_rng(0)
+
+    def train() -> int:
+        """Changes a share of the rows; returns how many."""
+        ids = rng.choice(rows, int(share * rows), replace=False)
+        for part in np.array_split(ids, -(-len(ids) // 8192)):
+            step(tf.constant(part))
+        return len(ids)
+
+    def timed(call: Callable[[], Any], flush: bool = True) -> float:
+        os.sync()
+        begin = time.perf_counter()
+        call()
+        if flush:
+            os.sync()
+        return time.perf_counter() - begin
+
+    def size(prefix: str) -> int:
+        files = pathlib.Path(folder).glob(f"**/{prefix}.*")
+        return sum(file.stat().st_size for file in files)
+
+    train()
+    first = timed(manager.save)
+    times: dict[str, list[float]] = {"full": [], "delta": []}
+    for _ in range(rounds):
+        changed = train()
+        times["full"].append(timed(lambda: saver.write(f"{folder}/full")))
+        times["delta"].append(timed(manager.save))
+    full, delta = (statistics.median(t) for t in times.values())
+    name = pathlib.Path(str(manager.latest_checkpoint)).name
+    wanted = changed * (8 * dim + 8)
+    print(
+        f"[{rows}, {dim}] float32 with Adagrad's slots, {changed} rows change, "
+        f"medians of {rounds} rounds\n"
+        f"first save {first:.2f} s\n"
+        f"all         {full:.2f} s, {size('full') / 1e6:.0f} MB\n"
+        f"delta       {delta:.3f} s, {size(name) / 1e6:.1f} MB, "
+        f"{full / delta:.0f} times as fast, "
+        f"{size(name) / wanted:.3f} of the changed rows' bytes"
+    )
+    manager._full_every = 2
+    train()
+    before = peak_mb()
+    # The save begins the thread; the next one takes its file.
+    pauses = [timed(manager.save, flush=False)]
+    begin = time.perf_counter()
+    steps, ids = 0, tf.constant(rng.integers(0, rows, 8192))
+    assert manager._next is not None
+    while not manager._next.is_done:
+        step(ids)
+        steps += 1
+    took = time.perf_counter() - begin
+    grown = peak_mb() - before
+    pauses.append(timed(manager.save, flush=False))
+    manager.wait()
+    alone = timed(lambda: [step(ids) for _ in range(20)]) / 20
+    print(
+        f"in a thread {took:.2f} s, {steps} steps meanwhile "
+        f"({1e3 * took / max(1, steps):.1f} ms each, alone {1e3 * alone:.1f})"
+        f", saves stop training for {max(pauses):.3f} s, "
+        f"{max(pauses) / full:.3f} of a save of all; memory grows by "
+        f"{grown:.0f} MB, {grown / (rows * dim * 8 / 2**20):.3f}"
+    )
+
+
 def run(command: list[str], what: str) -> dict[str, float]:
     """Runs a measurement in processes of its own."""
     from tfrs_embed.testing import LocalCluster
@@ -129,8 +230,14 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--deltas", action="store_true")
+    parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--folder", default=None, help="a disk to save to")
     args = parser.parse_args()
+    if args.deltas:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            measure_deltas(args.gib, args.dim, args.share, args.rounds, folder)
+        return
     if args.only:
         found = measure(args.only, args.gib, args.dim, args.folder)
         print(json.dumps(found))

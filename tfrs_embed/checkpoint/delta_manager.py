@@ -133,7 +133,10 @@ class DeltaManager:
         return tf.train.latest_checkpoint(self._directory)
 
     def save(self) -> str:
-        """Saves a full checkpoint or a delta; returns its path.
+        """Saves a full checkpoint or a delta.
+
+        Returns:
+            Its path, of a checkpoint that is complete.
 
         Raises:
             RuntimeError: another trainer saves to the folder, or the save
