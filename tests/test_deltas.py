@@ -10,7 +10,10 @@ import tfrs_embed
 from delta_cases import Job, check_chain, restored
 from fronts import layers
 from helpers import assert_same, change_byte, train
+from plans import on
 from tfrs_embed.checkpoint import DeltaManager, bundle
+
+pytestmark = on("keras:3", tier="nightly")
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "in threads"])

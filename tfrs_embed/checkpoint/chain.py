@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -76,6 +77,12 @@ class Writing(NamedTuple):
         return found
 
 
+# Each variable that is made after a restore is restored by itself: as long as
+# somebody keeps the chain's reader, they share it.
+_readers: weakref.WeakValueDictionary[str, ChainReader] = (
+    weakref.WeakValueDictionary()
+)
+
 _writing: contextvars.ContextVar[Writing | None] = contextvars.ContextVar(
     "writing", default=None
 )
@@ -109,9 +116,21 @@ def read(prefix: str) -> BundleReader:
     Raises:
         tf.errors.OpError: a file is missing, damaged, or of another chain.
     """
+    known = _readers.get(prefix)
+    if known is not None and known.stamp == _stamp(prefix):
+        return known
     reader = BundleReader(prefix)
     header = header_of(reader)
-    return reader if not (header and header.number) else ChainReader(prefix)
+    if header is None or header.number == 0:
+        return reader
+    _readers[prefix] = made = ChainReader(prefix)
+    return made
+
+
+def _stamp(prefix: str) -> tuple[int, int]:
+    """Returns numbers that change if a file is replaced."""
+    found = tf.io.gfile.stat(f"{prefix}.index")
+    return found.mtime_nsec, found.length
 
 
 class ChainReader(BundleReader):
@@ -123,6 +142,7 @@ class ChainReader(BundleReader):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix)
+        self.stamp = _stamp(prefix)
         #: The files, from the full checkpoint to the last delta.
         self.files = files_of(prefix)
         # The merged tensors, by name: a table's merger and the part's name.

@@ -120,6 +120,7 @@ class DeltaManager:
         self._last: str | None = None
         self._moments: dict[Changing, int] = {}
         self._lock: int | None = None
+        self._reader: BundleReader | None = None
         self._tables()
 
     @property
@@ -155,13 +156,20 @@ class DeltaManager:
         with raised_on_all_workers(strategy, "The save"):
             file = self._begin(tables, strategy)
             path = self._path()
+            files, gone = self._files_with(path, file.header)
             with self._folder(strategy, path) as to, chain.writing(file):
                 self._checkpoint.write(to)
+                if strategy.extended.should_checkpoint:
+                    checkpoint_management.update_checkpoint_state_internal(
+                        self._directory,
+                        path,
+                        [each for each, _ in files],
+                        save_relative_paths=True,
+                    )
         self._moments = {table: table.moment() for table in tables}
-        self._last = path
-        self._known().append((path, file.header))
+        self._last, self._files, self._reader = path, files, None
         if strategy.extended.should_checkpoint:
-            self._finish()
+            self._remove(gone)
         if self._is_full_due() and self._in_background(strategy):
             self._next = BackgroundFile(
                 f"{path}{_BASE}",
@@ -197,6 +205,8 @@ class DeltaManager:
         path = self.latest_checkpoint
         if path is None:
             return None
+        # Kept for layers that are built after this.
+        self._reader = chain.read(path)
         for file in chain.files_of(path):
             _verify(file)
         self._tables()
@@ -336,22 +346,21 @@ class DeltaManager:
             else:
                 tf.io.gfile.remove(file)
 
-    def _finish(self) -> None:
-        """Makes the last file the latest; removes old chains."""
-        known = self._known()
+    def _files_with(
+        self, path: str, header: chain.Header
+    ) -> tuple[list[tuple[str, chain.Header]], list[tuple[str, chain.Header]]]:
+        """Returns the files with one more: those to keep, and old chains'."""
+        files = [*self._known(), (path, header)]
         starts = [
             i
-            for i, (_, file) in enumerate(known)
+            for i, (_, file) in enumerate(files)
             if file.number == 0 or file.previous.endswith(_BASE)
         ]
         first = starts[-self._max_to_keep] if starts[self._max_to_keep :] else 0
-        gone, self._files = known[:first], known[first:]
-        checkpoint_management.update_checkpoint_state_internal(
-            self._directory,
-            self._last,
-            [path for path, _ in self._files],
-            save_relative_paths=True,
-        )
+        return files[first:], files[:first]
+
+    def _remove(self, gone: list[tuple[str, chain.Header]]) -> None:
+        """Removes files of old chains."""
         for path, file in gone:
             _remove(path)
             if file.previous.endswith(_BASE):
