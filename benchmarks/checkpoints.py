@@ -2,6 +2,7 @@
 
     python benchmarks/checkpoints.py [--gib 4]
     python benchmarks/checkpoints.py --deltas [--gib 4] [--share 0.01]
+    python benchmarks/checkpoints.py --marks [--rounds 60]
 
 Each runs in a process of its own, whose peak memory is the kernel's count. What
 is written is flushed to the disk, and what is read comes from where the system
@@ -9,6 +10,8 @@ has it: for a file that was just written, mostly from memory.
 
 --deltas: a table with Adagrad's slots, of whose rows a share changes between
 saves: a save of all, a delta, and what a full checkpoint in a thread costs.
+--marks: steps of layers that mark changed rows, and of layers that don't, in
+turns.
 """
 
 from __future__ import annotations
@@ -210,6 +213,74 @@ def measure_deltas(
     )
 
 
+def measure_marks(rounds: int) -> None:
+    """Prints what marking changed rows adds to steps, in turns."""
+    import numpy as np
+    import tensorflow as tf
+
+    import tfrs_embed
+
+    print("| tables | rows x dim | ids of a table | plain, ms | marked, ms "
+          "| ratio of a round |\n|---|---|---|---|---|---|")  # fmt: skip
+    rng = np.random.default_rng(0)
+    for tables, rows, dim, bags, size in (
+        (1, 4_000_000, 64, 8192, 20),
+        (1, 4_000_000, 16, 8192, 20),
+        (26, 100_000, 16, 4096, 1),
+        (200, 50_000, 16, 256, 1),
+    ):
+        names = [f"table_{i}" for i in range(tables)]
+        steps = []
+        for marks in (False, True):
+            layer = tfrs_embed.PartialTPUEmbedding(
+                {
+                    name: tfrs_embed.FeatureConfig(
+                        name,
+                        tfrs_embed.TableConfig(
+                            name, rows, dim, combiner="sum", initializer="zeros"
+                        ),
+                        output_shape=[bags],
+                    )
+                    for name in names
+                },
+                "adagrad",
+                size_threshold=0,
+            )
+            if marks:
+                layer.tables[names[0]].track_changes()
+
+            def step(ids: Any, layer: Any = layer) -> Any:
+                with tf.GradientTape() as tape:
+                    found = layer(ids, training=True).values()
+                    loss = tf.add_n([tf.reduce_sum(v) for v in found])
+                return tape.gradient(loss, layer.trainable_variables)
+
+            steps.append(tf.function(step))
+        batches = [
+            {
+                name: tf.constant(rng.integers(0, rows, [bags, size]))
+                for name in names
+            }
+            for _ in range(4)
+        ]
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rounds + 2):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                begin = time.perf_counter()
+                for batch in batches:
+                    steps[which](batch)
+                took = 1e3 * (time.perf_counter() - begin) / len(batches)
+                if turn > 1:  # The first ones trace.
+                    times[which].append(took)
+        plain, marked = map(statistics.median, times)
+        ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+        print(
+            f"| {tables} | {rows:,} x {dim} | {bags} bags of {size} "
+            f"| {plain:.2f} | {marked:.2f} | {ratio:.3f} |",
+            flush=True,
+        )
+
+
 def run(command: list[str], what: str) -> dict[str, float]:
     """Runs a measurement in processes of its own."""
     from tfrs_embed.testing import LocalCluster
@@ -231,9 +302,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--deltas", action="store_true")
+    parser.add_argument("--marks", action="store_true")
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--folder", default=None, help="a disk to save to")
     args = parser.parse_args()
+    if args.marks:
+        measure_marks(args.rounds)
+        return
     if args.deltas:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             measure_deltas(args.gib, args.dim, args.share, args.rounds, folder)

@@ -270,6 +270,8 @@ class DeltaManager:
                     continue  # It is saved whole.
                 since = table.known_since
             changed[table] = table.changed(since)
+        if not changed:
+            return chain.Writing(header, {}, {})
         header = header._replace(
             number=before.number + 1,
             previous=os.path.basename(path),
