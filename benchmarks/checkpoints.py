@@ -239,7 +239,7 @@ def measure_marks(rounds: int) -> None:
                         tfrs_embed.TableConfig(
                             name, rows, dim, combiner="sum", initializer="zeros"
                         ),
-                        output_shape=[bags],
+                        output_shape=[bags, dim],
                     )
                     for name in names
                 },
