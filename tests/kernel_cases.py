@@ -152,7 +152,7 @@ def module():
     return kernels.operations("CPU:0")
 
 
-def _inputs(features):
+def describe(features):
     """What describes features to all operations."""
     return compiled.describe(
         [tf.constant(f.ids) for f in features],
@@ -176,7 +176,7 @@ def lookup_handles(variables, features, dtype=tf.float32, **limits):
             for f in features
         ],
         T=dtype,
-        **_inputs(features),
+        **describe(features),
     )
 
 
@@ -187,7 +187,7 @@ def lookup_concat(tables, features, order, others, dtype=tf.float32):
         others=[tf.cast(o, dtype) for o in others],
         dims=[tables[f.table].shape[1] for f in features],
         order=order,
-        **_inputs(features),
+        **describe(features),
     )
 
 

@@ -9,6 +9,7 @@ import tfrs_embed
 from helpers import differentiate, operations_run
 from kernel_cases import Feature
 from tfrs_embed import kernels
+from tfrs_embed.ops import compiled
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -81,6 +82,44 @@ def test_limits_that_are_not_one_for_each_feature(limits, message):
     features = [Feature(0, np.array([0, 1]), 2) for _ in range(2)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         cases.lookup_handles([variable], features, **limits)
+
+
+INT8 = np.ones([50, 8], np.int8)
+INT4 = np.ones([50, 4], np.uint8)
+SCALES = np.ones([50, 1], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "scales", "scale_of", "dim", "message"),
+    [
+        (INT8, SCALES, [], 8, "without a factor for each row"),
+        (INT8, SCALES, [-1], 8, "without a factor for each row"),
+        (INT8, SCALES, [2], 8, "without a factor for each row"),
+        (INT8, SCALES[1:], [1], 8, "without a factor for each row"),
+        (INT8, np.ones([50, 2], np.float32), [1], 8, "without a factor"),
+        (INT8, INT8[:, :1], [1], 8, "without a factor for each row"),
+        (INT4, SCALES, [1], 6, "rows of 4 bytes, which isn't half of dim"),
+        (INT4, SCALES, [1], 9, "rows of 4 bytes, which isn't half of dim"),
+        (INT4, SCALES, [1], -1, "rows of 4 bytes, which isn't half of dim"),
+        (np.ones([50, 4], np.int16), SCALES, [1], 4, "A table must be float32"),
+    ],
+)
+def test_rows_of_integers_without_their_factors(
+    rows, scales, scale_of, dim, message
+):
+    def look_up(scale_of, dim):
+        return cases.module().tfrs_embed_lookup(
+            tables=[tf.Variable(rows).handle, tf.Variable(scales).handle],
+            dims=[dim],
+            scale_of=scale_of,
+            **compiled.describe(
+                [tf.constant(feature.ids)], [feature.bags()], [0]
+            ),
+        )
+
+    feature = Feature(0, np.array([0, 49]), 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        look_up(scale_of, dim)
 
 
 def test_a_matrix_of_none_of_the_features():

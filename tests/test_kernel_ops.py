@@ -30,6 +30,46 @@ def expected_vectors(table, feature):
     return vectors
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rows_of_integers_are_looked_up_as_floats(kind, dim, dtype):
+    rng = np.random.default_rng(dim)
+    most = 127 if kind == "int8" else 7
+    steps = rng.integers(-most, most + 1, [50, dim])
+    scale = rng.normal(size=[50, 1]).astype(np.float32)
+    rows = steps.astype(np.int8)
+    if kind == "int4":
+        biased = np.pad(steps + 8, [(0, 0), (0, dim % 2)]).astype(np.uint8)
+        lower, upper = np.split(biased, 2, 1)
+        rows = lower + upper * np.uint8(16)
+    features = cases.make_features(rng, [steps], 300, np.int32)
+    variables = [tf.Variable(rows), tf.Variable(scale)]
+    found = cases.module().tfrs_embed_lookup(
+        tables=[v.handle for v in variables],
+        dims=[dim] * len(features),
+        scale_of=[1],
+        T=dtype,
+        **cases.describe(features),
+    )
+    floats = steps.astype(np.float32) * scale
+    expected = cases.lookup([floats], features, dtype)
+    for vectors, each in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(vectors, each)
+    ids = Feature(0, rng.integers(0, 50, 200), 200)
+    matrix = cases.module().tfrs_embed_lookup_concat(
+        tables=[v.handle for v in variables],
+        others=[tf.ones([200, 3], dtype)],
+        dims=[dim],
+        order=[1, 0],
+        scale_of=[1],
+        **cases.describe([ids]),
+    )
+    np.testing.assert_array_equal(
+        matrix[:, 3:], tf.cast(floats[ids.ids], dtype)
+    )
+
+
 def expected_sums(features, gradients):
     """The rows' gradients, by table and row."""
     sums = {}

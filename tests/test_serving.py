@@ -14,8 +14,11 @@ import tfrs_embed
 from fronts import keras, layers, only_keras_2, signature_of
 from helpers import differentiate, train
 from plans import on
+from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.ops.stored_table import decode
 from tfrs_embed.serving import export
+from tfrs_embed.tools.conversion import reading
 
 pytestmark = [pytest.mark.xdist_group("serving"), on("keras:3", tier="nightly")]
 
@@ -28,14 +31,39 @@ import json, sys
 import numpy as np
 import tensorflow as tf
 
+from tensorflow.python.eager import context
+
 folder, names = sys.argv[1], json.loads(sys.argv[2])
 given = dict(np.load(folder + "/inputs.npz"))
-for name in names:
-    signature = tf.saved_model.load(folder + "/" + name).signatures
-    found = signature["serving_default"](
-        **{k: tf.constant(v) for k, v in given.items()}
-    )
-    np.savez(folder + "/" + name + ".npz", **found)
+for library in (None, sys.argv[3]):
+    if library:
+        tf.load_op_library(library)
+    for name in names:
+        signature = tf.saved_model.load(folder + "/" + name).signatures
+        signature = signature["serving_default"]
+        inputs = {k: tf.constant(v) for k, v in given.items()}
+        context.enable_run_metadata()
+        found = signature(**inputs)
+        ran = [
+            node.op
+            for function in context.export_run_metadata().function_graphs
+            for graph in function.partition_graphs
+            for node in graph.node
+        ]
+        context.disable_run_metadata()
+        inputs["ids_dense"] += 47
+        try:
+            signature(**inputs)
+        except tf.errors.InvalidArgumentError as error:
+            message = error.message
+        np.savez(
+            folder + "/" + name + "_kernels" * bool(library) + ".npz",
+            ran=ran,
+            message=message,
+            **found,
+        )
+    if not sys.argv[3]:
+        break
 assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
 """
 
@@ -131,7 +159,7 @@ def served(tmp_path_factory):
     """A trained layer, and what its exported models answer elsewhere."""
     folder = tmp_path_factory.mktemp("models")
     layer = trained()
-    names = ["float32", "float16", "int8"]
+    names = ["float32", "bfloat16", "float16", "int8", "int4"]
     for rows in names:
         export_layer(layer, folder / rows, rows=rows)
     values = {f"ids_{name}": ids for name, ids in IDS.items()}
@@ -148,7 +176,9 @@ def served(tmp_path_factory):
         else:
             tensors[name] = value
     np.savez(folder / "inputs.npz", **tensors)
-    command = [sys.executable, "-c", LOAD, str(folder), json.dumps(names)]
+    library = kernels.status().path or ""
+    command = [sys.executable, "-c", LOAD]
+    command += [str(folder), json.dumps(names), library]
     environment = {
         k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"
     }
@@ -161,21 +191,48 @@ def served(tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    names += [f"{rows}_kernels" for rows in names if library]
     found = {rows: dict(np.load(folder / f"{rows}.npz")) for rows in names}
     return layer, folder, found
+
+
+def unpacked(bytes_, dim):
+    """The integers of int4 rows."""
+    return np.concatenate([bytes_ & 15, bytes_ >> 4], 1)[:, :dim] - 8.0
 
 
 def test_predictions_are_those_of_the_layer(served):
     layer, _, found = served
     expected = layer(IDS, weights=WEIGHTS)
-    assert sorted(found["float32"]) == sorted(KINDS)
+    assert set(found["float32"]) == {*KINDS, "ran", "message"}
     for name, vectors in expected.items():
         np.testing.assert_allclose(
             found["float32"][name], vectors, rtol=1e-6, atol=1e-7, err_msg=name
         )
 
 
-@pytest.mark.parametrize("rows", ["float16", "int8"])
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize(
+    "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
+)
+def test_one_kernel_looks_everything_up_where_there_are_kernels(served, rows):
+    _, _, found = served
+    stock, kernel = found[rows], found[f"{rows}_kernels"]
+    assert "TfrsEmbedLookup" not in stock["ran"]
+    assert "ResourceGather" in stock["ran"]
+    assert list(kernel["ran"]).count("TfrsEmbedLookup") == 1
+    assert "ResourceGather" not in kernel["ran"]
+    for name in ("dense", "sequence", "small"):
+        np.testing.assert_array_equal(kernel[name], stock[name], name)
+    for name in KINDS:  # TensorFlow sums bags in another order.
+        np.testing.assert_allclose(
+            kernel[name], stock[name], rtol=1e-6, atol=1e-7, err_msg=name
+        )
+    for each in (stock, kernel):
+        assert "id 50 is out of range; the table has 50" in str(each["message"])
+
+
+@pytest.mark.parametrize("rows", ["float16", "int8", "int4"])
 def test_rows_of_few_bits_are_as_near_as_is_said(served, rows):
     layer, folder, found = served
     model = tf.saved_model.load(str(folder / rows))
@@ -183,25 +240,69 @@ def test_rows_of_few_bits_are_as_near_as_is_said(served, rows):
     for name, table in layer.embedding_tables.items():
         exact = table.numpy()
         stored = tables[name].parameters
-        assert stored.dtype == rows
-        if rows == "int8":
-            scale = np.abs(exact).max(1, keepdims=True) / 127
-            np.testing.assert_allclose(tables[name].scale, scale, rtol=1e-6)
-            near = stored.numpy().astype(np.float32) * scale
-            bound = scale * 0.5001
-        else:
+        assert stored.dtype == {"int4": "uint8"}.get(rows, rows)
+        if rows == "float16":
             near, bound = stored.numpy(), np.abs(exact) / 2**11 + 2**-25
+        else:
+            most = 127 if rows == "int8" else 7
+            scale = np.abs(exact).max(1, keepdims=True) / most
+            np.testing.assert_allclose(tables[name].scale, scale, rtol=1e-6)
+            steps = stored.numpy()
+            steps = unpacked(steps, DIM) if rows == "int4" else steps
+            near, bound = steps.astype(np.float32) * scale, scale * 0.5001
         assert np.all(np.abs(near - exact) <= bound)
     assert not np.array_equal(found[rows]["dense"], found["float32"]["dense"])
     for name in ("dense", "small"):
         np.testing.assert_allclose(
-            found[rows][name], found["float32"][name], atol=0.02
+            found[rows][name],
+            found["float32"][name],
+            atol=0.2 if rows == "int4" else 0.02,
         )
+
+
+@pytest.mark.parametrize("dim", [1, 3, 64, 65])
+def test_rows_of_int4(tmp_path, dim):
+    model = make_ranker(dim=dim)
+    model(INPUTS)
+    [table] = model.layer.embedding_tables.values()
+    rows = np.random.default_rng(0).normal(size=[30, dim]).astype(np.float32)
+    rows[0] = 0
+    table.assign(rows)
+    signatures = {
+        "serving_default": (
+            lambda movie: model.layer({"movie": movie})["movie"],
+            [tf.TensorSpec([None], tf.int32)],
+        )
+    }
+    export(model, tmp_path / "model", signatures=signatures, rows="int4")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    [[stored]] = [tables.values() for tables in served.tables.values()]
+    assert stored.parameters.shape == [30, (dim + 1) // 2]
+    if dim == 64:
+        bytes_ = stored.parameters.numpy().nbytes + stored.scale.numpy().nbytes
+        assert bytes_ <= rows.nbytes / 7
+    steps = unpacked(stored.parameters.numpy(), dim)
+    assert np.abs(steps).max() == 7 and not steps[0].any()
+    expected = steps.astype(np.float32) * stored.scale.numpy()
+    np.testing.assert_array_equal(
+        decode(stored.parameters[:], dim) * stored.scale[:], expected
+    )
+    found = (
+        reading.read(str(tmp_path / "model")).tables[0].columns["parameters"]
+    )
+    assert found.shape == (30, dim)
+    assert found.nbytes == 30 * ((dim + 1) // 2)
+    np.testing.assert_array_equal(found.read(3, 9), expected[3:12])
+    signature = served.signatures["serving_default"]
+    [found] = signature(movie=tf.range(30)).values()
+    np.testing.assert_array_equal(found, expected)
+    bound = np.abs(rows).max(1, keepdims=True) / 14 * 1.0001
+    assert np.all(np.abs(expected - rows) <= bound)
 
 
 @pytest.mark.parametrize(
     ("rows", "size", "extra"),
-    [("float32", 4, 0), ("float16", 2, 0), ("int8", 1, 4)],
+    [("float32", 4, 0), ("float16", 2, 0), ("int8", 1, 4), ("int4", 0.5, 4)],
 )
 def test_each_table_is_stored_once(served, rows, size, extra):
     _, folder, _ = served
@@ -247,8 +348,8 @@ class Ranker(keras.Model):
         return self.normalization(vectors["movie"]) * word[:, None]
 
 
-def make_ranker(rows=30):
-    table = tfrs_embed.TableConfig("movie", rows, 3)
+def make_ranker(rows=30, dim=3):
+    table = tfrs_embed.TableConfig("movie", rows, dim)
     layer = layers.PartialTPUEmbedding(
         {"movie": tfrs_embed.FeatureConfig("movie", table)},
         "adagrad",
@@ -504,8 +605,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
         export(lambda x: x, path)
     model = make_ranker()
     model(INPUTS)
-    with pytest.raises(ValueError, match=r"rows must be one of .* got 'int4'"):
-        export(model, path, rows="int4")
+    with pytest.raises(ValueError, match=r"rows must be one of .* got 'int2'"):
+        export(model, path, rows="int2")
     never_called = layers.All2AllDenseEmbedding(20, 3, 1, 2)
     never_called.build()
     with pytest.raises(ValueError, match="give export an input_signature"):
@@ -527,8 +628,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Table 'movie' .* magnitude 65505"):
         export(model, path, signature_of(INPUTS), rows="float16")
     table.assign(tf.fill([30, 3], float("inf")))
-    with pytest.raises(ValueError, match=r"Table 'movie' .* infinite"):
-        export(model, path, signature_of(INPUTS), rows="int8")
+    for rows in ("int8", "int4"):
+        with pytest.raises(ValueError, match=rf"'movie' .* {rows} .* infinite"):
+            export(model, path, signature_of(INPUTS), rows=rows)
     assert os.listdir(tmp_path) == []
     path.mkdir()
     (path / "file").write_text("mine")

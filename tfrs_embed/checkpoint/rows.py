@@ -31,7 +31,7 @@ CANDIDATES = "candidates"
 #: The names of changed rows' numbers, and of removed keys, in a delta.
 ROWS = "rows"
 REMOVED = "removed"
-#: The name of the factors of int8 rows in an exported model.
+#: The name of the factors of int8 and int4 rows in an exported model.
 SCALE = "scale"
 
 #: Writes a value block by block: each item of the iterator writes one.

@@ -114,13 +114,19 @@ def disabled() -> Iterator[None]:
 _disabled = 0
 
 
-def operations(device: str | None) -> Any:
+def operations(device: str | None, elsewhere: bool = False) -> Any:
     """Returns the kernels' operations; None: TensorFlow's are to be used.
 
     Args:
         device: the rows' device; None or empty: TensorFlow chooses.
+        elsewhere: whether the graph is for another process, whose devices are
+            not known.
     """
-    if _disabled or save_context.in_save_context():
+    if _disabled:
+        return None
+    if elsewhere:
+        return _load()[1]
+    if save_context.in_save_context():
         return None
     if device and "CPU" not in device.upper():
         return None

@@ -21,7 +21,7 @@ from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
-from tfrs_embed.ops.lookup import activations, combine
+from tfrs_embed.ops.lookup import activations
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 
 if TYPE_CHECKING:
@@ -221,11 +221,8 @@ class TableLayer(TableHolder):
             )
         all_bags = self._to_bags(inputs, training=False)
         bags = lookup_bags(inputs.features, all_bags)
-        vectors = []
-        for lookup, b in zip(inputs.lookups, bags, strict=True):
-            state = self.tables[lookup.table.name]
-            rows = served.gather(self, state, b.ids)
-            vectors.append(combine(rows, None, b))
+        states = [self.tables[each.table.name] for each in inputs.lookups]
+        vectors = served.lookup(self, states, bags)
         return all_bags, activations(
             vectors, bags, inputs.lookups, self.compute_dtype
         )

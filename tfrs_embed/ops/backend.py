@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed import kernels
+from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.ops.compiled import Compiled, Portable
 from tfrs_embed.ops.stock import Stock
@@ -24,7 +25,10 @@ def of(device: str | None, training: bool) -> Stock:
         NotImplementedError: inside `tf.function(jit_compile=True)`.
     """
     refuse_in_xla("Lookups in embedding tables")
-    module = kernels.operations(device)
+    served = SERVED_TABLES.get() is not None
+    module = kernels.operations(device, served)
+    if served and not training:
+        return Portable(module)
     if module is None:
         return _STOCK
     if training or tf.executing_eagerly():

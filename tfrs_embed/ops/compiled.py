@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,8 @@ from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
 from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.messages import Route
-from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.stock import Stock
+from tfrs_embed.ops.stored_table import StoredTable
 from tfrs_embed.ops.update import PARAMETERS, TableUpdate
 from tfrs_embed.optimizers.rules import RULES, UpdateRule
 
@@ -230,6 +230,9 @@ class Portable(Stock):
     """TensorFlow's operations, which kernels replace when the graph runs.
 
     It is for graphs that may be exported to machines without kernels.
+
+    Args:
+        module: the kernels' operations; None: no kernels replace any.
     """
 
     checks_ids = True
@@ -240,7 +243,7 @@ class Portable(Stock):
     def require(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        return portable_call.call(
+        return self._call(
             lambda *ids: Stock.require(features, ids),
             lambda *ids: _require(self._module, features, ids),
             ids,
@@ -253,25 +256,38 @@ class Portable(Stock):
         bags: Sequence[BaggedIds],
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
+        stored = [StoredTable(t.handle, t.dtype, t.shape[1]) for t in tables]
+        return self.lookup_stored(stored, table_of, bags)
+
+    def lookup_stored(
+        self,
+        tables: Sequence[StoredTable],
+        table_of: Sequence[int],
+        bags: Sequence[BaggedIds],
+    ) -> list[tf.Tensor]:
         if not bags:
             return []
-        dims = [tables[t].shape[1] for t in table_of]
+        dims = [tables[t].dim for t in table_of]
         shapes = [
             _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
         ]
+        scales = [t.scale for t in tables if t.scale is not None]
+        places = iter(range(len(tables), len(tables) + len(scales)))
+        scale_of = [-1 if t.scale is None else next(places) for t in tables]
+        handles = [*(t.rows for t in tables), *scales]
         # The kernel takes ids of one dtype.
         ids = of_one_dtype([b.ids for b in bags])
         bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
 
         def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            handles, unpacked = _unpack(inputs, len(tables), bags)
+            given, unpacked = _unpack(inputs, len(handles), bags)
+            here = [
+                t._replace(rows=given[i], scale=None if s < 0 else given[s])
+                for i, (t, s) in enumerate(zip(tables, scale_of, strict=True))
+            ]
             vectors = []
-            for t, shape, b in zip(table_of, shapes, unpacked, strict=True):
-                rows = tf.raw_ops.ResourceGather(
-                    resource=handles[t], indices=b.ids, dtype=tables[t].dtype
-                )
-                rows.set_shape([None, shape[-1]])
-                combined = lookup.combine(widen(rows), None, b)
+            found = lookup.lookup_stored(here, table_of, unpacked)
+            for combined, shape in zip(found, shapes, strict=True):
                 if shape.rank != 2:
                     sizes = [-1 if size is None else size for size in shape]
                     combined = tf.reshape(combined, sizes)
@@ -279,18 +295,43 @@ class Portable(Stock):
             return vectors
 
         def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            handles, unpacked = _unpack(inputs, len(tables), bags)
-            return _lookup(self._module, handles, dims, table_of, unpacked)
+            given, unpacked = _unpack(inputs, len(handles), bags)
+            return _lookup(
+                self._module,
+                given,
+                dims,
+                table_of,
+                unpacked,
+                scale_of=scale_of if scales else (),
+            )
 
-        inputs = [t.handle for t in tables]
+        inputs = list(handles)
         for name in _FIELDS:
             fields = [getattr(b, name) for b in bags]
             inputs += [field for field in fields if field is not None]
-        inputs.append(tf.stack([b.count for b in bags]))
-        vectors = portable_call.call(stock, kernel, inputs)
+        # -1: it follows from the other inputs, without operations.
+        inputs.append(
+            tf.stack(
+                [
+                    b.count if b.splits is None and not b.even else -1
+                    for b in bags
+                ]
+            )
+        )
+        vectors = self._call(stock, kernel, inputs)
         for vector, shape in zip(vectors, shapes, strict=True):
             vector.set_shape(shape)
         return vectors
+
+    def _call(
+        self,
+        stock: Callable[..., list[tf.Tensor]],
+        kernel: Callable[..., list[tf.Tensor]],
+        inputs: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        if self._module is None:
+            return stock(*inputs)
+        return portable_call.call(stock, kernel, inputs)
 
 
 def has_rule(rule: UpdateRule) -> bool:
@@ -348,11 +389,13 @@ def _lookup(
     bags: Sequence[BaggedIds],
     dtype: tf.DType = tf.float32,
     places: Sequence[int] = (),
+    scale_of: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     """Looks up features by tables' handles.
 
     `places` has each table's position in the handle packs; empty: the handles
-    are those of single variables.
+    are those of single variables. `scale_of` has the position of each table's
+    factors among the handles, -1 for none; empty: none has factors.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),
@@ -362,6 +405,7 @@ def _lookup(
             _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
         ],
         places=list(places),
+        scale_of=list(scale_of),
         **describe([b.ids for b in bags], bags, table_of),
     )
 
@@ -395,7 +439,17 @@ def _unpack(
         [None if getattr(b, name) is None else next(rest) for b in bags]
         for name in _FIELDS
     ]
-    counts = tf.unstack(next(rest), num=len(bags))
+    given = tf.unstack(next(rest), num=len(bags))
+    counts = [
+        tf.size(ids) // (b.bag_size or 1)
+        if b.even
+        else count
+        if b.splits is None
+        else tf.size(grouping) - 1
+        for b, ids, grouping, count in zip(
+            bags, fields[0], fields[1], given, strict=True
+        )
+    ]
     return list(inputs[:num_tables]), [
         b._replace(
             ids=ids,

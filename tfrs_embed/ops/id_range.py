@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.compat.graphs import NOT_INLINED
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import of_one_dtype
-from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.bags import concat, of_one_dtype
+from tfrs_embed.ops.checks import first, message
 from tfrs_embed.ops.joined import Joined
 
 
@@ -42,6 +43,21 @@ class Row(Joined):
         sizes = tf.constant(self.sizes, ids.dtype)
         return (ids >= 0) & (ids < tf.gather(sizes, self.feature_of_row()))
 
+    def all_valid(self) -> tf.Tensor:
+        """Returns whether all ids are in their features' tables, bool."""
+        if len(self.parts) == 1:
+            return tf.reduce_all(self.valid())
+        # Takes less time than a size for each id.
+        parts: dict[int, list[tf.Tensor]] = {}
+        for part, size in zip(self.parts, self.sizes, strict=True):
+            parts.setdefault(size, []).append(part)
+        if len(parts) == 1:
+            largest = [tf.reduce_max(self.values)]
+        else:
+            largest = [tf.reduce_max(concat(each)) for each in parts.values()]
+        below = tf.stack(largest) < tf.constant([*parts], self.values.dtype)
+        return (tf.reduce_min(self.values) >= 0) & tf.reduce_all(below)
+
     def message(self) -> tf.Tensor:
         """Returns the error's text for the first id outside its table."""
         # All ids may be valid here if another replica has an invalid id.
@@ -67,9 +83,15 @@ def require(
 ) -> list[tf.Tensor]:
     """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
     row = Row(features, ids)
-    checks = Checks()
-    checks.require(row.valid(), row.message)
-    [guarded] = checks.guard([row.values])
-    if len(ids) == 1:
-        return [guarded]
-    return tf.split(guarded, row.lengths, num=len(ids))
+
+    # Not inlined: its operations take time where they are skipped, too.
+    @tf.function(autograph=False, **NOT_INLINED)
+    def fail() -> tf.Tensor:
+        failed = tf.debugging.Assert(False, [row.message()])
+        with tf.control_dependencies([failed]):
+            return tf.constant(False)
+
+    # Ids don't go through the branch, whose outputs would be copies of them.
+    valid = tf.cond(row.all_valid(), lambda: tf.constant(True), fail)
+    with tf.control_dependencies([valid]):
+        return [tf.identity(part) for part in row.parts]

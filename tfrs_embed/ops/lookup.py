@@ -11,6 +11,7 @@ from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen
+from tfrs_embed.ops.stored_table import StoredTable
 
 
 def lookup(
@@ -28,6 +29,19 @@ def lookup(
     constants = Constants()
     return [
         combine(widen(tf.gather(tables[t], b.ids)), None, b, constants)
+        for t, b in zip(table_of, bags, strict=True)
+    ]
+
+
+def lookup_stored(
+    tables: Sequence[StoredTable],
+    table_of: Sequence[int],
+    bags: Sequence[BaggedIds],
+) -> list[tf.Tensor]:
+    """Looks up features in tables of an exported model; see `lookup`."""
+    constants = Constants()
+    return [
+        combine(tables[t].gather(b.ids), None, b, constants)
         for t, b in zip(table_of, bags, strict=True)
     ]
 

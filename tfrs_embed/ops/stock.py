@@ -37,6 +37,7 @@ class Stock:
 
     require = staticmethod(id_range.require)
     lookup = staticmethod(lookups.lookup)
+    lookup_stored = staticmethod(lookups.lookup_stored)
     combine = staticmethod(lookups.combine_all)
     sum_gradients_by_row = staticmethod(gradient_sums.sum_gradients_by_row)
     ids_of_shard = staticmethod(bag_matrix.ids_of_shard)

@@ -38,6 +38,9 @@ def export(
     one variable, [vocabulary_size, dim], and the graph has none of this
     library's operations, replicas, optimizers or slots. Tables are read and
     written in blocks, which take some 100 MB of memory for tables of any size.
+    If the kernels are in use here (`tfrs_embed.kernels.status`), a process that
+    loads their library before the model looks all features of a layer up by one
+    kernel.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -75,9 +78,11 @@ def export(
             called with this argument alone. None: the inputs that a functional
             model declares, or the only argument of another model's first call,
             for batches of any size.
-        rows: the dtype of the tables' rows: "float32", "bfloat16", "float16" or
-            "int8". With "int8" each row has a float32 scale: the row's largest
-            magnitude / 127; the largest error is half of the scale. Lookups
+        rows: the dtype of the tables' rows: "float32", "bfloat16", "float16",
+            "int8" or "int4". With "int8" and "int4" each row has a float32
+            scale: the row's largest magnitude / 127, or / 7. A number is
+            rounded to the nearest multiple of the scale, so the largest error
+            is half of the scale. Two numbers of "int4" are one byte. Lookups
             always return float32. None: each table's own dtype.
         signatures: more signatures by name: each is a function, which may call
             this model and its layers, and a sequence of its arguments' specs.

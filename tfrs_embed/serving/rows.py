@@ -1,23 +1,34 @@
 """Stores and reads the rows of an exported model's tables.
 
-Rows of "int8" are 8 bit integers and a float32 scale for each row, the row's
-largest magnitude / 127. The largest error of a number is half of the scale.
+Rows of "int8" and "int4" are integers of 8 or 4 bits and a float32 scale for
+each row, the row's largest magnitude / 127 or 7. The largest error of a number
+is half of the scale. Two integers of 4 bits are a byte; see
+`ops.stored_table.decode`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
 
-#: The dtypes of stored rows by name.
+#: The dtypes of stored rows by name. Those of "int4" are bytes of two integers.
 DTYPES: dict[str, tf.DType] = {
-    each.name: each for each in (tf.float32, tf.bfloat16, tf.float16, tf.int8)
+    "float32": tf.float32,
+    "bfloat16": tf.bfloat16,
+    "float16": tf.float16,
+    "int8": tf.int8,
+    "int4": tf.uint8,
 }
+
+#: The largest integers, and the names, of rows that have a scale.
+_INTEGERS = {tf.int8: (127, "int8"), tf.uint8: (7, "int4")}
+
+
+def has_scale(dtype: tf.DType) -> bool:
+    """Whether rows of a dtype have a scale each."""
+    return dtype in _INTEGERS
 
 
 def encode(
@@ -29,16 +40,18 @@ def encode(
     """
     if dtype == tf.float32:
         return {PARAMETERS: rows}
-    if dtype == tf.int8:
+    if dtype in _INTEGERS:
+        most, name = _INTEGERS[dtype]
         if not bool(tf.reduce_all(tf.math.is_finite(rows))):
             raise ValueError(
-                f"Table '{table}' can't be exported with int8 rows: it holds "
+                f"Table '{table}' can't be exported with {name} rows: it holds "
                 "values that are infinite or not a number."
             )
-        scale = tf.reduce_max(tf.abs(rows), 1, keepdims=True) / 127.0
+        scale = tf.reduce_max(tf.abs(rows), 1, keepdims=True) / most
         steps = tf.round(tf.math.divide_no_nan(rows, scale))
-        steps = tf.cast(tf.clip_by_value(steps, -127, 127), tf.int8)
-        return {PARAMETERS: steps, SCALE: scale}
+        steps = tf.cast(tf.clip_by_value(steps, -most, most), tf.int8)
+        stored = steps if dtype == tf.int8 else _pack(steps)
+        return {PARAMETERS: stored, SCALE: scale}
     # NaN stays NaN. The largest magnitude is of the other values.
     known = tf.where(tf.math.is_nan(rows), 0.0, rows)
     # Python's floats: numpy would compare in the narrow dtype.
@@ -52,9 +65,11 @@ def encode(
     return {PARAMETERS: tf.cast(rows, dtype)}
 
 
-def gather(variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-    """Reads the rows `ids` [n] of a table's variables: [n, dim] float32."""
-    rows = tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
-    return (
-        rows * tf.gather(variables[SCALE], ids) if SCALE in variables else rows
+def _pack(steps: tf.Tensor) -> tf.Tensor:
+    """Packs integers of [-7, 7], [n, dim], into [n, (dim + 1) // 2] bytes."""
+    biased = tf.cast(steps + 8, tf.uint8)
+    # Integers are at least 1: a 0 in the last byte's upper half is none.
+    lower, upper = tf.split(
+        tf.pad(biased, [[0, 0], [0, steps.shape[1] % 2]]), 2, 1
     )
+    return lower + upper * 16

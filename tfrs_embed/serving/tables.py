@@ -8,7 +8,7 @@ alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,10 @@ from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
 )
+from tfrs_embed.ops import backend
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.lookup import combine
+from tfrs_embed.ops.stored_table import StoredTable, stored_width
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
 from tfrs_embed.storage.table_state import TableState
@@ -45,24 +49,33 @@ class ServedTables:
             SERVED_TABLES.reset(token)
 
     @tf.autograph.experimental.do_not_convert
-    def gather(
-        self, layer: Any, state: TableState, ids: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns rows [n, dim] float32 by `ids` [n], numbers or keys.
+    def lookup(
+        self,
+        layer: Any,
+        states: Sequence[TableState],
+        bags: Sequence[BaggedIds],
+    ) -> list[tf.Tensor]:
+        """Looks bags up in a layer's tables, one table for each of the bags.
 
-        The row of a key that the table doesn't have is zeros.
+        Returns:
+            Vectors as those of `ops.lookup.lookup`, float32.
         """
-        stored = self._table(layer, state).variables
-        if KEYS not in stored:
-            return stored_rows.gather(stored, ids)
-        keys = stored[KEYS]
-        if keys.shape[0] == 0:
-            return tf.zeros([tf.size(ids), state.spec.dim])
-        place = tf.searchsorted(keys, ids, out_type=tf.int64)
-        place = tf.minimum(place, keys.shape[0] - 1)
-        known = tf.equal(tf.gather(keys, place), ids)
-        rows = stored_rows.gather(stored, place)
-        return tf.where(known[:, None], rows, tf.zeros_like(rows))
+        tables = [self._table(layer, state) for state in states]
+        found: dict[int, tf.Tensor] = {}
+        for i, table in enumerate(tables):
+            if KEYS in table.variables:
+                rows = table.rows_of_keys(bags[i].ids)
+                found[i] = combine(rows, None, bags[i])
+        places = [i for i in range(len(tables)) if i not in found]
+        different = list(dict.fromkeys(tables[i] for i in places))
+        # One operation for all of them, where there are kernels.
+        vectors = backend.of(None, training=False).lookup_stored(
+            [table.stored for table in different],
+            [different.index(tables[i]) for i in places],
+            [bags[i] for i in places],
+        )
+        found.update(zip(places, vectors, strict=True))
+        return [found[i] for i in range(len(tables))]
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
         name, number = layer.name, 1
@@ -107,8 +120,9 @@ class ServedTable(Trackable):
             num_rows = len(self._source[KEYS].numpy())
             self._add(KEYS, (num_rows,), tf.int64)
         self._shape = (num_rows, dim)
-        self._add(PARAMETERS, (num_rows, dim), self._dtype)
-        if self._dtype == tf.int8:
+        width = stored_width(self._dtype, dim)
+        self._add(PARAMETERS, (num_rows, width), self._dtype)
+        if stored_rows.has_scale(self._dtype):
             self._add(SCALE, (num_rows, 1), tf.float32)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
@@ -117,6 +131,28 @@ class ServedTable(Trackable):
         )
         self.variables[name] = variable
         self._track_trackable(variable, name)
+
+    @property
+    def stored(self) -> StoredTable:
+        """The variables as operations read them."""
+        scale = self.variables.get(SCALE)
+        return StoredTable(
+            self.variables[PARAMETERS].handle,
+            self._dtype,
+            self._shape[1],
+            None if scale is None else scale.handle,
+        )
+
+    def rows_of_keys(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns rows [n, dim] float32 by keys [n]; zeros for unknown ones."""
+        keys, dim = self.variables[KEYS], self._shape[1]
+        if keys.shape[0] == 0:
+            return tf.zeros([tf.size(ids), dim])
+        place = tf.searchsorted(keys, ids, out_type=tf.int64)
+        place = tf.minimum(place, keys.shape[0] - 1)
+        known = tf.equal(tf.gather(keys, place), ids)
+        rows = self.stored.gather(place)
+        return tf.where(known[:, None], rows, tf.zeros_like(rows))
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields each block's first row, and its values by variable's name.

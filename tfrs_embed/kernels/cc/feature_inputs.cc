@@ -110,6 +110,12 @@ class Inputs {
     }
     feature->n = ids_[f].NumElements();
     feature->count = counts_->flat<int32_t>()(f);
+    if (feature->count == -1) {  // It follows from the other inputs.
+      feature->count = !layout.has_bag[f]     ? feature->n / layout.per_bag[f]
+                       : layout.is_ragged[f]
+                           ? bags_[next_bags_].NumElements() - 1
+                           : -1;
+    }
     if (feature->count < 0) return InvalidArgument(feature->count, " bags");
     feature->wide = ids_[f].dtype() == tensorflow::DT_INT64;
     feature->ids = ids_[f].data();

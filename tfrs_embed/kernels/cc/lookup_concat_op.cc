@@ -86,18 +86,21 @@ class LookupConcatOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("order", &order_));
+    OP_REQUIRES_OK(ctx, integers_.Read(ctx));
     OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Variables tables(&cache_);
-    OP_REQUIRES_OK(ctx, tables.Find(ctx, "tables", places_));
-    OP_REQUIRES_OK(ctx, tables.LockToRead());
+    Variables variables(&cache_);
+    OP_REQUIRES_OK(ctx, variables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, variables.LockToRead());
     std::vector<Feature> features;
     OP_REQUIRES_OK(
-        ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
+        ctx, ReadFeatures(ctx, layout_, variables.size(), &features));
+    Tables tables;
+    OP_REQUIRES_OK(ctx, integers_.Open(variables, features, &tables));
     std::vector<int64_t> limits;
-    OP_REQUIRES_OK(ctx, limits_.Of(features, tables.shapes(), &limits));
+    OP_REQUIRES_OK(ctx, limits_.Of(features, tables.shapes, &limits));
     Columns columns;
     OP_REQUIRES_OK(ctx, ReadColumns(ctx, features, tables, &columns));
     const int64_t count = features[0].count;
@@ -139,7 +142,7 @@ class LookupConcatOp : public OpKernel {
   // Finds the matrix's parts; the lookups don't have its memory yet.
   absl::Status ReadColumns(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
-                           const Variables& tables, Columns* columns) const {
+                           const Tables& tables, Columns* columns) const {
     OpInputList others;
     TF_RETURN_IF_ERROR(ctx->input_list("others", &others));
     const int64_t count = features[0].count;
@@ -154,10 +157,9 @@ class LookupConcatOp : public OpKernel {
           return InvalidArgument("feature ", i, ": ", feature.count,
                                  " bags beside ", count);
         }
-        const TableShape& shape = tables.shapes()[feature.table];
-        const void* table = tables.values()[feature.table];
+        const TableShape& shape = tables.shapes[feature.table];
         columns->lookups.push_back(
-            {MakeLookup(feature, table, shape, dtype_, nullptr, 0), i,
+            {MakeLookup(feature, tables, dtype_, nullptr, 0), i,
              columns->width});
         columns->cost += LookupCost(feature, shape.dim);
         columns->width += shape.dim;
@@ -181,6 +183,7 @@ class LookupConcatOp : public OpKernel {
   }
 
   FeatureLayout layout_;
+  IntegerRows integers_;
   IdLimits limits_;
   std::vector<int> places_, order_;
   tensorflow::DataType dtype_;
@@ -204,6 +207,7 @@ TFRS_FEATURES(
     .Attr("order: list(int)")
     .Attr("rows: list(int) = []")
     .Attr("names: list(string) = []")
+    .Attr("scale_of: list(int) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->UnknownShapeOfRank(2));

@@ -48,12 +48,6 @@ absl::Status VectorShape(const Feature& feature, int64_t dim,
   return absl::OkStatus();
 }
 
-// The tables of an operation's lookups.
-struct Tables {
-  const std::vector<void*>& values;
-  const std::vector<TableShape>& shapes;
-};
-
 // The type of an operation's vectors, and their shapes; none: [count, dim].
 struct Vectors {
   tensorflow::DataType dtype = tensorflow::DT_FLOAT;
@@ -88,8 +82,8 @@ absl::Status MakeLookups(OpKernelContext* ctx,
         &shape));
     Tensor* out;
     TF_RETURN_IF_ERROR(outputs.allocate(f, shape, &out));
-    (*lookups)[f] = MakeLookup(feature, tables.values[feature.table], table,
-                               vectors.dtype, out->data(), table.dim);
+    (*lookups)[f] =
+        MakeLookup(feature, tables, vectors.dtype, out->data(), table.dim);
     *cost += LookupCost(feature, table.dim);
     // Threads share the ids, so no thread would write these vectors.
     if (feature.n == 0 && out->TotalBytes() > 0) {
@@ -139,23 +133,26 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &vectors_.dtype));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, vectors_.ReadShapes(ctx, layout_.table_of.size()));
+    OP_REQUIRES_OK(ctx, integers_.Read(ctx));
     OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Variables tables(&cache_);
-    OP_REQUIRES_OK(ctx, tables.Find(ctx, "tables", places_));
-    OP_REQUIRES_OK(ctx, tables.LockToRead());
+    Variables variables(&cache_);
+    OP_REQUIRES_OK(ctx, variables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, variables.LockToRead());
     std::vector<Feature> features;
     OP_REQUIRES_OK(
-        ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
-    OP_REQUIRES_OK(ctx, LookupFeatures(ctx, features,
-                                       {tables.values(), tables.shapes()},
-                                       vectors_, limits_));
+        ctx, ReadFeatures(ctx, layout_, variables.size(), &features));
+    Tables tables;
+    OP_REQUIRES_OK(ctx, integers_.Open(variables, features, &tables));
+    OP_REQUIRES_OK(ctx,
+                   LookupFeatures(ctx, features, tables, vectors_, limits_));
   }
 
  private:
   FeatureLayout layout_;
+  IntegerRows integers_;
   IdLimits limits_;
   std::vector<int> places_;
   Vectors vectors_;
@@ -177,9 +174,8 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadShape(*rows, &shapes[0]));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    const std::vector<void*> values = {rows->data()};
-    OP_REQUIRES_OK(ctx, LookupFeatures(ctx, features, {values, shapes},
-                                       vectors_, {}));
+    const Tables tables = {{rows->data()}, shapes, {nullptr}};
+    OP_REQUIRES_OK(ctx, LookupFeatures(ctx, features, tables, vectors_, {}));
   }
 
  private:
@@ -221,6 +217,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Attr("shapes: list(shape) = []")
     .Attr("rows: list(int) = []")
     .Attr("names: list(string) = []")
+    .Attr("scale_of: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(InferVectors);
 

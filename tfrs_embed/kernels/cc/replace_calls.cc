@@ -5,11 +5,14 @@
 // Where this library is loaded, the pass replaces the call just before it runs.
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "graph_edges.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/framework/function.pb.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
@@ -54,6 +57,48 @@ void Replace(Graph* graph, Node* call, const std::string& kernel) {
   graph->RemoveNode(call);
 }
 
+// Whether there are CPUs alone. The kernels are for them; elsewhere the tables
+// may be on another device.
+bool OnlyCpus(const tensorflow::GraphOptimizationPassOptions& options) {
+  if (options.device_set == nullptr) return true;
+  for (const tensorflow::Device* device : options.device_set->devices()) {
+    if (device->device_type() != "CPU") return false;
+  }
+  return true;
+}
+
+// Keeps TensorFlow from replacing calls by what the functions do. Without this
+// library it may: running a function takes longer.
+class KeepCalls : public tensorflow::GraphOptimizationPass {
+ public:
+  absl::Status Run(
+      const tensorflow::GraphOptimizationPassOptions& options) override {
+    auto* library = options.flib_def;
+    if (library == nullptr || !OnlyCpus(options)) return absl::OkStatus();
+    std::unordered_set<std::string> called;
+    const auto find = [&](const NodeDef& node) {
+      const auto function = node.attr().find("f");
+      if (node.attr().contains(kAttribute) && function != node.attr().end()) {
+        called.insert(function->second.func().name());
+      }
+    };
+    for (const std::string& name : library->ListFunctionNames()) {
+      for (const NodeDef& node : library->Find(name)->node_def()) find(node);
+    }
+    if (options.graph != nullptr) {
+      for (const Node* node : (*options.graph)->op_nodes()) find(node->def());
+    }
+    for (const std::string& name : called) {
+      const tensorflow::FunctionDef* found = library->Find(name);
+      if (found == nullptr) continue;
+      tensorflow::FunctionDef function = *found;
+      (*function.mutable_attr())["_noinline"].set_b(true);
+      TF_RETURN_IF_ERROR(library->ReplaceFunction(name, function));
+    }
+    return absl::OkStatus();
+  }
+};
+
 class ReplaceCalls : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
@@ -62,14 +107,7 @@ class ReplaceCalls : public tensorflow::GraphOptimizationPass {
       return node->IsPartitionedCall() &&
              node->attrs().Find(kAttribute) != nullptr;
     });
-    if (calls.empty()) return absl::OkStatus();
-    // The kernels are for the CPU; elsewhere the tables may be on another
-    // device.
-    if (options.device_set != nullptr) {
-      for (const tensorflow::Device* device : options.device_set->devices()) {
-        if (device->device_type() != "CPU") return absl::OkStatus();
-      }
-    }
+    if (calls.empty() || !OnlyCpus(options)) return absl::OkStatus();
     for (Node* call : calls) {
       std::string kernel;
       if (tensorflow::TryGetNodeAttr(call->attrs(), kAttribute, &kernel)) {
@@ -80,6 +118,9 @@ class ReplaceCalls : public tensorflow::GraphOptimizationPass {
   }
 };
 
+// Before TensorFlow replaces calls.
+REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::PRE_PLACEMENT, 0,
+                      KeepCalls);
 // Once before the graph is optimized, and once after: then functions that it
 // calls have become part of it.
 REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_PLACEMENT, 0,

@@ -100,12 +100,16 @@ struct VectorOf<8> {
   typedef float Floats __attribute__((vector_size(32)));
   typedef uint32_t Words __attribute__((vector_size(32)));
   typedef uint16_t Halves __attribute__((vector_size(16)));
+  typedef int32_t Integers __attribute__((vector_size(32)));
+  typedef int8_t Bytes __attribute__((vector_size(8)));
 };
 template <>
 struct VectorOf<16> {
   typedef float Floats __attribute__((vector_size(64)));
   typedef uint32_t Words __attribute__((vector_size(64)));
   typedef uint16_t Halves __attribute__((vector_size(32)));
+  typedef int32_t Integers __attribute__((vector_size(64)));
+  typedef int8_t Bytes __attribute__((vector_size(16)));
 };
 
 // The bits of the difference between numbers and one other, all given by their
@@ -139,6 +143,13 @@ struct Bfloat16 {
 };
 struct Float16 {
   uint16_t bits;
+};
+struct Int8 {
+  int8_t value;
+};
+// Two numbers.
+struct Int4 {
+  int8_t bits;
 };
 
 // Calls f with a number of the type that `type` stands for.
@@ -259,6 +270,19 @@ struct Vectors {
       memcpy(&v[k], &words, sizeof(Vector));
     }
   }
+  // Integers, of which integer(bytes) makes 32 bits each.
+  template <typename Integer>
+  TFRS_INLINE void Load(const int8_t* from, Integer integer) {
+    typedef typename VectorOf<kWide>::Integers Integers;
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) {
+      typename VectorOf<kWide>::Bytes bytes;
+      memcpy(&bytes, from + k * kWide, sizeof(bytes));
+      const Integers integers =
+          integer(__builtin_convertvector(bytes, Integers));
+      v[k] = __builtin_convertvector(integers, Vector);
+    }
+  }
   TFRS_INLINE void Store(float* to) const {
     TFRS_UNROLL
     for (int k = 0; k < kNumber; ++k) {
@@ -312,31 +336,103 @@ TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
   return j;
 }
 
-// Sums the rows of a bag's ids [i, end): columns [first, first + columns).
+// Columns of a table, from `first` on. Rows are `stride` elements apart.
 template <typename Row>
-TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
-                            int64_t end, int64_t first, int64_t columns,
-                            float* __restrict sum) {
-  const Row* rows = static_cast<const Row*>(l.table) + first;
+struct Columns {
+  const Row* first;
+  int64_t stride;
+
+  template <typename Vectors>
+  TFRS_INLINE void Load(Vectors* vectors, int64_t row, int64_t at) const {
+    vectors->Load(first + row * stride + at);
+  }
+  TFRS_INLINE float At(int64_t row, int64_t at) const {
+    return Widen(first[row * stride + at]);
+  }
+};
+
+// Columns of integers, of which `integer` makes 32 bits each.
+template <typename Integer>
+struct ScaledColumns {
+  const int8_t* first;
+  int64_t stride;
+  const float* factors;  // Of the rows.
+  Integer integer;
+
+  template <typename Vectors>
+  TFRS_INLINE void Load(Vectors* vectors, int64_t row, int64_t at) const {
+    vectors->Load(first + row * stride + at, integer);
+    vectors->Multiply(factors[row]);
+  }
+  TFRS_INLINE float At(int64_t row, int64_t at) const {
+    const int32_t byte = first[row * stride + at];
+    return static_cast<float>(integer(byte)) * factors[row];
+  }
+};
+
+// Sums the rows of a bag's ids [i, end): so many of the columns.
+template <typename From>
+TFRS_INLINE void SumRows(const TfrsLookup& l, const From& from, int64_t i,
+                         int64_t end, int64_t columns, float* __restrict sum) {
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
-    const Row* table = rows + at;
-    sums.Load(table + IdAt(l, i) * dim);
+    from.Load(&sums, IdAt(l, i), at);
     if (l.weights) sums.Multiply(l.weights[i]);
     for (int64_t k = i + 1; k < end; ++k) {
-      values.Load(table + IdAt(l, k) * dim);
+      from.Load(&values, IdAt(l, k), at);
       if (l.weights) values.Multiply(l.weights[k]);
       sums.Add(values);
     }
     sums.Store(sum + at);
   };
   for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
-    float value = Widen(rows[IdAt(l, i) * dim + j]);
+    float value = from.At(IdAt(l, i), j);
     sum[j] = l.weights ? l.weights[i] * value : value;
     for (int64_t k = i + 1; k < end; ++k) {
-      value = Widen(rows[IdAt(l, k) * dim + j]);
+      value = from.At(IdAt(l, k), j);
       sum[j] += l.weights ? l.weights[k] * value : value;
     }
+  }
+}
+
+// The same of columns [first, first + columns), for each type of rows.
+template <typename Row>
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
+                            int64_t end, int64_t first, int64_t columns,
+                            float* __restrict sum, Row) {
+  const Row* rows = static_cast<const Row*>(l.table);
+  SumRows(l, Columns<Row>{rows + first, dim}, i, end, columns, sum);
+}
+
+template <typename Integer>
+TFRS_INLINE void SumIntegers(const TfrsLookup& l, int64_t stride, int64_t i,
+                             int64_t end, int64_t first, int64_t columns,
+                             float* __restrict sum, Integer integer) {
+  const int8_t* rows = static_cast<const int8_t*>(l.table) + first;
+  SumRows(l, ScaledColumns<Integer>{rows, stride, l.factors, integer}, i, end,
+          columns, sum);
+}
+
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
+                            int64_t end, int64_t first, int64_t columns,
+                            float* __restrict sum, Int8) {
+  SumIntegers(l, dim, i, end, first, columns, sum,
+              [](auto byte) TFRS_INLINED { return byte; });
+}
+
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
+                            int64_t end, int64_t first, int64_t columns,
+                            float* __restrict sum, Int4) {
+  const int64_t half = (dim + 1) / 2, last = first + columns;
+  const int64_t low = last < half ? last : half;  // Columns of lower bits end.
+  const int64_t high = first > half ? first : half;
+  if (first < low) {
+    SumIntegers(l, half, i, end, first, low - first, sum,
+                [](auto byte) TFRS_INLINED { return (byte & 15) - 8; });
+  }
+  if (high < last) {
+    SumIntegers(l, half, i, end, high - half, last - high, sum + (high - first),
+                [](auto byte) TFRS_INLINED { return (byte >> 4 & 15) - 8; });
   }
 }
 
@@ -344,25 +440,27 @@ int64_t Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   const TfrsLookup& l = *lookup;
   const char* table = static_cast<const char*>(l.table);
   const int64_t first = tfrs_first_id(&l, begin);
-  const int64_t row = l.dim * tfrs_size(l.type);
+  const int64_t row = tfrs_row_bytes(l.type, l.dim);
   int64_t n = tfrs_first_id(&l, end) - first;
   const int64_t ahead = Ahead(kLookupsAhead, row);
   if (n > ahead) n = ahead;
   for (int64_t i = first; i < first + n; ++i) {
     PrefetchRead(table + IdAt(l, i) * row, row);
+    if (l.factors) PrefetchRead(l.factors + IdAt(l, i), 1);
   }
   return n;
 }
 
-template <int kDim, typename Row>
+template <int kDim, int kType, typename Row>
 void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
                 int64_t prefetched) {
   const int64_t dim = Width(kDim, l.dim);
+  const int64_t row = tfrs_row_bytes(kType, dim);
   const int64_t last = tfrs_first_id(&l, end);
   int64_t i = tfrs_first_id(&l, begin);
   prefetched += i;
-  const Row* table = static_cast<const Row*>(l.table);
-  const int64_t ahead = Ahead(kLookupsAhead, dim * sizeof(Row));
+  const char* table = static_cast<const char*>(l.table);
+  const int64_t ahead = Ahead(kLookupsAhead, row);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
     if (i == stop) {
@@ -371,11 +469,12 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
     }
     const int64_t to_prefetch = stop + ahead < last ? stop + ahead : last;
     for (; prefetched < to_prefetch; ++prefetched) {
-      PrefetchRead(table + IdAt(l, prefetched) * dim, dim);
+      PrefetchRead(table + IdAt(l, prefetched) * row, row);
+      if (l.factors) PrefetchRead(l.factors + IdAt(l, prefetched), 1);
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      SumColumns<Row>(l, dim, i, stop, 0, dim, out);
+      SumColumns(l, dim, i, stop, 0, dim, out, Row());
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
@@ -384,7 +483,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
       float sum[kColumns];
       for (int64_t first = 0; first < dim; first += kColumns) {
         const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        SumColumns<Row>(l, dim, i, stop, first, columns, sum);
+        SumColumns(l, dim, i, stop, first, columns, sum, Row());
         StoreHalves(l, bag, first, columns, sum);
       }
     }
@@ -395,9 +494,17 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
             int64_t prefetched) {
   ByWidth(lookup->dim, [=](auto width) {
-    ByType(lookup->type, [=](auto row) {
-      LookupRows<width(), decltype(row)>(*lookup, begin, end, prefetched);
-    });
+    auto run = [=](auto type, auto row) {
+      LookupRows<width(), type(), decltype(row)>(*lookup, begin, end,
+                                                 prefetched);
+    };
+    switch (lookup->type) {
+      case kBfloat16: return run(Number<kBfloat16>(), Bfloat16());
+      case kFloat16: return run(Number<kFloat16>(), Float16());
+      case kInt8: return run(Number<kInt8>(), Int8());
+      case kInt4: return run(Number<kInt4>(), Int4());
+      default: return run(Number<kFloat32>(), 0.0f);
+    }
   });
 }
 

@@ -10,15 +10,28 @@
 #include <stdint.h>
 
 // The type of a table's rows, or of a lookup's vectors. The loops compute in
-// float32 whatever they are.
-enum TfrsType { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+// float32 whatever they are. Only tables that are looked up have the last two:
+// integers times a factor of their row. A byte of int4 has column j in its lower
+// four bits and column j + (dim + 1) / 2 in the others, each plus 8.
+enum TfrsType {
+  kFloat32 = 0,
+  kBfloat16 = 1,
+  kFloat16 = 2,
+  kInt8 = 3,
+  kInt4 = 4,
+};
 
 // The type of the marks of changed rows, bytes; see storage/row_marks.py.
-constexpr int32_t kMarks = 3;
+constexpr int32_t kMarks = 5;
 
-// The bytes of a number of a type.
+// The bytes of a number of a type of whole bytes.
 static inline int64_t tfrs_size(int32_t type) {
-  return type == kFloat32 ? 4 : 2;
+  return type == kFloat32 ? 4 : type == kInt8 ? 1 : 2;
+}
+
+// The bytes of a row.
+static inline int64_t tfrs_row_bytes(int32_t type, int64_t dim) {
+  return type == kInt4 ? (dim + 1) / 2 : dim * tfrs_size(type);
 }
 
 // A feature's ids. The id at i, in bag b, counts with the factor
@@ -50,6 +63,7 @@ struct TfrsLookup : TfrsIds {
   void* out = nullptr;  // [count, dim], rows `stride` columns apart.
   int64_t stride = 0;
   int32_t output = kFloat32;  // TfrsType of the vectors.
+  const float* factors = nullptr;  // Of the rows, if they are int8 or int4.
 };
 
 // A feature's ids with the gradients of its bags.

@@ -46,6 +46,18 @@ inline absl::Status ReadShape(const tensorflow::Tensor& table,
   return absl::OkStatus();
 }
 
+// The same for a table that is looked up, whose rows may be integers: int8, or
+// two of four bits in a byte. Then `dim` is a row's bytes.
+inline absl::Status ReadStoredShape(const tensorflow::Tensor& table,
+                                    TableShape* shape) {
+  const bool small = table.dtype() == tensorflow::DT_UINT8;
+  if (table.dims() != 2 || !(small || table.dtype() == tensorflow::DT_INT8)) {
+    return ReadShape(table, shape);
+  }
+  *shape = {table.dim_size(0), table.dim_size(1), small ? kInt4 : kInt8};
+  return absl::OkStatus();
+}
+
 // The same for a table, a slot, which may have one number for each row, or
 // marks.
 inline absl::Status ReadSlotShape(const tensorflow::Tensor& slot,

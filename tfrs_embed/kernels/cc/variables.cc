@@ -78,8 +78,12 @@ absl::Status MakeSparse(OpKernelContext* ctx, tensorflow::Var* variable) {
       return EnsureSparseVariableAccess<Device, Eigen::half>(ctx, variable);
     case tensorflow::DT_UINT8:
       return EnsureSparseVariableAccess<Device, uint8_t>(ctx, variable);
-    default:
+    case tensorflow::DT_INT8:
+      return EnsureSparseVariableAccess<Device, int8_t>(ctx, variable);
+    case tensorflow::DT_FLOAT:
       return EnsureSparseVariableAccess<Device, float>(ctx, variable);
+    default:
+      return absl::OkStatus();  // No table, as Open finds.
   }
 }
 
@@ -185,7 +189,7 @@ absl::Status Variables::Open() {
     const tensorflow::Tensor& tensor = *variables_[i]->tensor();
     shapes_.emplace_back();
     // Only what is written may be a slot.
-    TF_RETURN_IF_ERROR(shared_ ? ReadShape(tensor, &shapes_.back())
+    TF_RETURN_IF_ERROR(shared_ ? ReadStoredShape(tensor, &shapes_.back())
                                : ReadSlotShape(tensor, &shapes_.back()));
     values_.push_back(tensor.data());
     if (cache_->data_[i] != values_.back()) {

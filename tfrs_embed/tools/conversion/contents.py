@@ -34,6 +34,10 @@ class Column:
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
+        if (
+            self.dtype == tf.dtypes.experimental.int4
+        ):  # Two numbers of a row are a byte.
+            return self.shape[0] * ((self.shape[1] + 1) // 2)
         return self.dtype.size * math.prod(self.shape)
 
     def blocks(

@@ -127,15 +127,16 @@ def set_steps(contents: Contents, step: int | None) -> None:
 def fit(contents: Contents, target: str) -> None:
     """Gives columns dtypes that one of `TARGETS` has, and checks their shapes.
 
-    Rows of int8 and their factors become rows of float32. SOK's files have
-    float32 alone: a note names each column of another dtype.
+    Rows of int8 or int4 and their factors become rows of float32. SOK's files
+    have float32 alone: a note names each column of another dtype.
     """
     for i, table in enumerate(contents.tables):
         columns = {}
         for name, column in table.columns.items():
             if name == SCALE:
                 continue
-            dtype = tf.float32 if column.dtype == tf.int8 else column.dtype
+            integers = column.dtype in (tf.int8, tf.dtypes.experimental.int4)
+            dtype = tf.float32 if integers else column.dtype
             if target != "checkpoint" and dtype != tf.float32:
                 contents.notes.append(
                     f"The {name} of '{table.path}' are {dtype.name}, written "

@@ -23,7 +23,8 @@ def is_saved_model(path: str) -> bool:
 def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of an exported model.
 
-    A table with int8 rows has a column of factors besides its parameters.
+    A table with int8 or int4 rows has a column of factors besides its
+    parameters.
     """
     root = saved.nodes[0] if saved.nodes else {}
     # "tables" may be the name of a layer, which has a step.
@@ -55,9 +56,19 @@ def _add(
 
 
 def _scaled(rows: Column, scale: Column) -> Column:
-    """Rows of int8, multiplied by their factors."""
+    """Rows of int8 or int4, multiplied by their factors."""
+    shape, dtype = rows.shape, rows.dtype
+    if dtype == tf.uint8:
+        number, width = shape
+        # The last of an odd number of columns has no number beside it: 0.
+        odd = number > 0 and width > 0 and rows.read(0, 1)[0, -1] < 16
+        shape, dtype = (number, 2 * width - odd), tf.dtypes.experimental.int4
 
     def read(start: int, size: int) -> np.ndarray:
-        return rows.read(start, size) * scale.read(start, size)
+        values = rows.read(start, size)
+        if dtype == tf.dtypes.experimental.int4:
+            columns = np.concatenate([values & 15, values >> 4], 1)
+            values = columns[:, : shape[1]] - np.float32(8)
+        return values * scale.read(start, size)
 
-    return Column(rows.shape, read, rows.dtype, rows.name)
+    return Column(shape, read, dtype, rows.name)
