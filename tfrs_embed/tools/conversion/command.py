@@ -24,8 +24,9 @@ from tfrs_embed.tools.command_line import (
     fail,
     integer,
 )
-from tfrs_embed.tools.conversion import convert, paths, reading
+from tfrs_embed.tools.conversion import convert, differences, paths, reading
 from tfrs_embed.tools.conversion.contents import Column, Contents
+from tfrs_embed.tools.conversion.differences import Difference
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
 _DESCRIPTION = (
@@ -101,6 +102,21 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON instead of tables"
     )
     inspect.set_defaults(run=_run, work=_inspect)
+    diff = add_command(
+        commands,
+        "diff",
+        "show what differs between two checkpoints",
+        "Compares the tables of two checkpoints without the model: how many "
+        "rows differ, and how far they moved. Rows with keys are compared by "
+        "key. It reads all values, some MiB at a time.",
+        "tfrs-embed checkpoint diff checkpoints/ckpt-9 checkpoints/ckpt-10",
+    )
+    diff.add_argument("source", metavar="A", help=_SOURCE)
+    diff.add_argument("other", metavar="B", help="another such path")
+    diff.add_argument(
+        "--json", action="store_true", help="print JSON instead of tables"
+    )
+    diff.set_defaults(run=_run, work=_diff)
     converts = add_command(
         commands,
         "convert",
@@ -241,6 +257,56 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _diff(args: argparse.Namespace) -> None:
+    a, b = (reading.read(path) for path in (args.source, args.other))
+    with _task("Comparing", a, b) as task:
+        found = differences.compare(a, b, task.advance)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        print("\n".join(_difference_as_text(found)))
+
+
+def _difference_as_text(found: Difference) -> list[str]:
+    lines = [f"A: {found.a}", f"B: {found.b}"]
+    rows = [
+        {
+            "table": table.path,
+            "values": name,
+            "rows in both": table.rows,
+            "only in A": table.only_a,
+            "only in B": table.only_b,
+            "changed": "-" if column.changed is None else column.changed,
+            "mean distance": f"{column.mean_distance:.6g}",
+            "max distance": f"{column.max_distance:.6g}",
+        }
+        for table in found.tables
+        for name, column in table.columns.items()
+    ]
+    if rows:
+        lines += ["", *value_table(rows), ""]
+    for table in found.tables:
+        for name, column in table.columns.items():
+            if column.changed is None:
+                lines.append(f"Rows of other widths: {name} of '{table.path}'")
+        for side, names in [
+            ("A", table.columns_only_a),
+            ("B", table.columns_only_b),
+        ]:
+            lines += [f"Only in {side}: {n} of '{table.path}'" for n in names]
+        if table.learning_rates is not None:
+            rates = "{} in A, {} in B".format(*table.learning_rates)
+            lines.append(f"Learning rate of '{table.path}': {rates}")
+    for side, names in [
+        ("A", [*found.tables_only_a, *found.others_only_a]),
+        ("B", [*found.tables_only_b, *found.others_only_b]),
+    ]:
+        lines += [f"Only in {side}: '{name}'" for name in names]
+    for layer, (in_a, in_b) in found.steps.items():
+        lines.append(f"Step of '{layer}': {in_a} in A, {in_b} in B")
+    return [*lines, *(f"Differs: '{name}'" for name in found.others)]
+
+
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
     convert.check_destination(destination, args.to)
@@ -267,11 +333,12 @@ def _convert(args: argparse.Namespace) -> None:
     _report(contents, destination, left)
 
 
-def _task(verb: str, contents: Contents) -> progress.Task:
+def _task(verb: str, contents: Contents, *more: Contents) -> progress.Task:
     """The task of reading all values."""
     total = sum(
         column.nbytes
-        for table in contents.tables
+        for each in (contents, *more)
+        for table in each.tables
         for column in table.all_columns.values()
     )
     name = os.path.basename(contents.path.rstrip("/"))
