@@ -16,13 +16,20 @@ Example:
 from typing import TYPE_CHECKING
 
 from tfrs_embed.checkpoint import saver as saver
+from tfrs_embed.checkpoint.fit_position import FitPosition
 from tfrs_embed.checkpoint.growth import growing_tables
+from tfrs_embed.checkpoint.save_callback import SaveCallback
 from tfrs_embed.compat import lazy
 
 if TYPE_CHECKING:
     from tfrs_embed.checkpoint.delta_manager import DeltaManager
 
-__all__ = ["DeltaManager", "growing_tables"]
+__all__ = [
+    "DeltaManager",
+    "FitPosition",
+    "SaveCallback",
+    "growing_tables",
+]
 
 __getattr__ = lazy.importer(
     __name__,
