@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from fronts import keras, layers
+from fronts import NUMBER, keras, layers
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
@@ -71,21 +71,26 @@ def dataset(kind):
     return ids.map(lambda i: (i, tf.cast(i, tf.float32))).batch(BATCH)
 
 
-def make(kind, folder):
+def make(kind, folder, build=True):
     """A model, its position and the manager of both's checkpoints."""
     model = Model()
     model.compile(
         keras.optimizers.Adam(0.01), "mse", steps_per_execution=KINDS[kind]
     )
+    if NUMBER == 3 and build:
+        # It doesn't restore models that are built later.
+        model(tf.constant([1]))
     position = FitPosition()
     checkpoint = tf.train.Checkpoint(model=model, position=position)
     manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
     return model, position, manager
 
 
-def train(kind, folder, *callbacks, every_steps=2, data=None, **arguments):
+def train(
+    kind, folder, *callbacks, every_steps=2, data=None, build=True, **arguments
+):
     """Goes on until the end, or an error of a callback; returns the model."""
-    model, position, manager = make(kind, folder)
+    model, position, manager = make(kind, folder, build)
     manager.restore_or_initialize()
     model.fit(
         dataset(kind) if data is None else data,

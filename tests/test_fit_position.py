@@ -83,22 +83,29 @@ def kill_and_go_on(server, kind, folder, kills):
         if (pathlib.Path(folder) / "result.npz").exists():
             break
         assert code == -9, log.read_text()[-3000:]
-    return np.load(pathlib.Path(folder, "result.npz"))
 
 
-def test_killed_processes_end_as_if_they_were_not(
-    server, undisturbed, tmp_path
-):
-    kind = "of unknown length"
-    found = kill_and_go_on(server, kind, tmp_path, [11, 7])
-    check(found, undisturbed(kind))
+def check_kills(server, kind, folder, kills):
+    for name, each in (("killed", kills), ("undisturbed", [])):
+        (folder / name).mkdir()
+        kill_and_go_on(server, kind, folder / name, each)
+    check(
+        *(
+            np.load(folder / name / "result.npz")
+            for name in ("killed", "undisturbed")
+        )
+    )
+
+
+def test_killed_processes_end_as_if_they_were_not(server, tmp_path):
+    check_kills(server, "of unknown length", tmp_path, [11, 7])
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_kills(kind, server, undisturbed, tmp_path):
+def test_many_kills(kind, server, tmp_path):
     kills = random.Random(kind).choices(range(1, 16), k=20 if ALL else 6)
-    check(kill_and_go_on(server, kind, tmp_path, kills), undisturbed(kind))
+    check_kills(server, kind, tmp_path, kills)
 
 
 def test_a_fit_that_has_ended_is_not_repeated(tmp_path):
@@ -232,6 +239,14 @@ def test_other_steps_per_execution(undisturbed, tmp_path, monkeypatch):
         train("shuffled", tmp_path, After(5, stop))
     monkeypatch.setitem(KINDS, "shuffled", 3)
     check(result(train("shuffled", tmp_path)[0]), wanted)
+
+
+@only_keras_3("tf_keras restores models that are built later")
+def test_a_model_that_was_not_built_is_an_error(tmp_path):
+    with pytest.raises(Stop):
+        train("shuffled", tmp_path, After(5, stop))
+    with pytest.raises(ValueError, match="was not built before"):
+        train("shuffled", tmp_path, build=False)
 
 
 class Manager:

@@ -79,8 +79,9 @@ class SaveCallback(kerases.Hooks):
         """Makes `fit` begin at a restored position.
 
         Raises:
-            ValueError: the position is after the end of an epoch, or
-                `every_seconds` is used in several workers.
+            ValueError: the position is after the end of an epoch,
+                `every_seconds` is used in several workers, or a model of Keras
+                3 was restored before it was built.
         """
         self._unwrap()
         strategy = self._model.distribute_strategy
@@ -98,6 +99,12 @@ class SaveCallback(kerases.Hooks):
         if not position.begin_fit():
             position.steps = 0
             return
+        if self._of_keras_3() and not self._model.built:
+            raise ValueError(
+                f"Model '{self._model.name}' was not built before it was "
+                "restored, and Keras 3 would train other variables: call the "
+                "model, then restore it."
+            )
         self._counted = self._steps is None and position.steps > 0
         self._steps = self._steps or position.steps or None
         if self._steps is not None and position.step > self._steps:
@@ -168,7 +175,7 @@ class SaveCallback(kerases.Hooks):
 
     def _start_at(self, epoch: int, step: int) -> None:
         """Makes `fit`, which has begun, start at a step of an epoch."""
-        if kerases.of(self._model).__name__ == kerases.KERAS_3:
+        if self._of_keras_3():
             # Keras 3 counts an epoch's steps from 0: `_wrap` skips them.
             self._set("_initial_epoch", epoch)
             self._counted = False
@@ -177,6 +184,9 @@ class SaveCallback(kerases.Hooks):
             # tf_keras needs a step, also if no batch is left: `_wrap` skips it.
             step = max(step - 1, 0)
         self._set("_training_state", _Start(epoch, step))
+
+    def _of_keras_3(self) -> bool:
+        return bool(kerases.of(self._model).__name__ == kerases.KERAS_3)
 
     def _set(self, name: str, value: Any) -> None:
         self._before = name, getattr(self._model, name)
