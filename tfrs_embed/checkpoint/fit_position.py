@@ -18,6 +18,7 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat.private_tensorflow import Trackable
 
 _CHILD = "input"
+_NUMBERS = "numbers"
 # The name that TensorFlow gives to an iterator's state.
 _STATE = "_STATE"
 _INSTEAD = (
@@ -28,7 +29,7 @@ _INSTEAD = (
 )
 
 
-class FitPosition(Trackable, Saved):
+class FitPosition(Trackable):
     """The epoch, the step and the input iterator of a running `model.fit`.
 
     Make it a child of the checkpoint and give it to a `SaveCallback`, which
@@ -64,24 +65,21 @@ class FitPosition(Trackable, Saved):
             epoch tells; else 0.
     """
 
-    name = "the position of fit"
-    # Checkpoints that were saved without a position can be restored.
-    optional = True
-
     def __init__(self) -> None:
         self.epoch = 0
         self.step = 0
         self.steps = 0
         self._input: _Input | None = None
         self._restored = False
+        self._numbers = _Numbers(self)
 
-    def begin_fit(self) -> bool:
+    def _begin_fit(self) -> bool:
         """Returns whether a new `fit` continues from a restored position."""
         self._input = None
         restored, self._restored = self._restored, False
         return restored
 
-    def follow(self, iterator: Any, resumes: bool) -> None:
+    def _follow(self, iterator: Any, resumes: bool) -> None:
         """Saves an iterator from now on; a pending state is restored first.
 
         Args:
@@ -119,8 +117,40 @@ class FitPosition(Trackable, Saved):
                 f"another dataset than this one. {message_of(error)}"
             ) from error
 
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        children[_NUMBERS] = self._numbers
+        if self._input is not None:
+            children[_CHILD] = self._input
+        return children
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        # A restored state waits for the iterator of the next `fit`.
+        return self._numbers if name == _NUMBERS else None
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        raise ValueError(
+            "A checkpoint with a FitPosition can't be saved with "
+            "experimental_enable_async_checkpoint: TensorFlow copies only the "
+            "iterator of its first save."
+        )
+
+
+class _Numbers(Trackable, Saved):
+    """The epoch, the step and the steps of a position, int64 [3]."""
+
+    name = "the position of fit"
+    # Checkpoints that were saved without a position can be restored.
+    optional = True
+
+    def __init__(self, position: FitPosition) -> None:
+        self._position = position
+
     def save(self, key: str, session: Session) -> None:
-        numbers = [self.epoch, self.step, self.steps]
+        position = self._position
+        numbers = [position.epoch, position.step, position.steps]
         session.writer().add(key, np.array(numbers, np.int64))
 
     def check(self, key: str, reader: BundleReader) -> None:
@@ -131,28 +161,10 @@ class FitPosition(Trackable, Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
+        position = self._position
         numbers = reader.read(key).numpy()
-        self.epoch, self.step, self.steps = map(int, numbers)
-        self._restored = True
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        children = super()._trackable_children(save_type, **kwargs)
-        if self._input is not None:
-            children[_CHILD] = self._input
-        return children
-
-    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        # A restored state waits for the iterator of the next `fit`.
-        return None
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        raise ValueError(
-            "A checkpoint with a FitPosition can't be saved with "
-            "experimental_enable_async_checkpoint: TensorFlow copies only the "
-            "iterator of its first save."
-        )
+        position.epoch, position.step, position.steps = map(int, numbers)
+        position._restored = True
 
 
 class _Input(Trackable):

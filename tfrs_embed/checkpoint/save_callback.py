@@ -25,6 +25,17 @@ class SaveCallback(kerases.Hooks):
 
     In several workers all must have the callback, and save in the same steps.
 
+    Example:
+        >>> model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> checkpoint = tf.train.Checkpoint(model=model)
+        >>> manager = tf.train.CheckpointManager(checkpoint, "saved", 3)
+        >>> save = tfrs_embed.checkpoint.SaveCallback(manager, every_steps=2)
+        >>> data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), [1.0, 2.0]))
+        >>> _ = model.fit(data.repeat(5), callbacks=[save], verbose=0)
+        >>> [path.rpartition("/")[2] for path in manager.checkpoints]
+        ['ckpt-1', 'ckpt-2', 'ckpt-3']
+
     Args:
         manager: an object with a method `save()`, such as a
             `tf.train.CheckpointManager`.
@@ -96,7 +107,7 @@ class SaveCallback(kerases.Hooks):
         position = self._position
         if position is None:
             return
-        if not position.begin_fit():
+        if not position._begin_fit():
             position.steps = 0
             return
         if self._of_keras_3() and not self._model.built:
@@ -212,7 +223,7 @@ class SaveCallback(kerases.Hooks):
                 # A step without a batch changes Adam's `iterations`: tf_keras
                 # makes one at the end of the first epoch only.
                 raise StopIteration
-            position.follow(iterator, resumes)
+            position._follow(iterator, resumes)
             if self._begin < self._until:
                 model.train_function = step
                 return {"loss": 0.0, **model.get_metrics_result()}
