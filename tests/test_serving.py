@@ -569,16 +569,21 @@ def test_a_model_without_tables_is_exported(tmp_path):
     np.testing.assert_allclose(served.serve(inputs), model(inputs), rtol=1e-6)
 
 
-def test_tables_are_exported_block_by_block(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rows", [None, "float16", "bfloat16", "int8"])
+def test_tables_are_exported_block_by_block(tmp_path, monkeypatch, rows):
+    model = make_ranker()
+    model(INPUTS)
+    signature = signature_of(INPUTS)
+    export(model, tmp_path / "whole", signature, rows=rows)
+    served = tf.saved_model.load(str(tmp_path / "whole"))
+    expected = served.serve(INPUTS)
     monkeypatch.setattr(bundle, "BLOCK_BYTES", 100)
     monkeypatch.setattr(bundle, "PART_BYTES", 150)
-    model = make_ranker()
-    expected = model(INPUTS)
-    export(model, tmp_path / "model", signature_of(INPUTS))
+    export(model, tmp_path / "model", signature, rows=rows)
     served = tf.saved_model.load(str(tmp_path / "model"))
-    np.testing.assert_allclose(served.serve(INPUTS), expected, rtol=1e-6)
+    np.testing.assert_array_equal(served.serve(INPUTS), expected)
     parts = list((tmp_path / "model" / "variables").iterdir())
-    assert len(parts) > 3
+    assert len(parts) > 2 + (rows is None)
 
 
 @pytest.mark.parametrize("hashed", [False, True])

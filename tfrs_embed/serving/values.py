@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.names import in_key, key_of
 from tfrs_embed.serving.tables import ServedTables
+
+
+class Blocks:
+    """Writes tensors of any size block by block, in the order of rows."""
+
+    def __init__(self, writer: bundle.BundleWriter) -> None:
+        self._writer = writer
+        self._halves: dict[str, np.ndarray] = {}
+
+    def add(
+        self, key: str, shape: Sequence[int], start: int, rows: tf.Tensor
+    ) -> None:
+        """Adds rows of a tensor of `shape`, from row `start` on."""
+        end = start + rows.shape[0]
+        if end - start == shape[0]:
+            self._writer.add(key, rows)
+        elif rows.dtype == tf.float16:
+            # TensorFlow can't put slices of this dtype together.
+            if start == 0:
+                self._halves[key] = np.empty(shape, np.float16)
+            self._halves[key][start:end] = rows
+            if end == shape[0]:
+                self._writer.add(key, self._halves.pop(key))
+        else:
+            self._writer.add_rows(key, shape, start, rows)
 
 
 def save_tables(
@@ -23,6 +49,7 @@ def save_tables(
     called with numbers of bytes that were written.
     """
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
+    blocks = Blocks(writer)
     for layer, its_tables in tables.by_layer.items():
         for table in its_tables.values():
             for name, variable in table.variables.items():
@@ -32,9 +59,9 @@ def save_tables(
             for start, block in table.blocks():
                 # A worker that doesn't write reads for the others.
                 for name, rows in block.items() if writes else ():
-                    shape = table.variables[name].shape
                     key = _key(layer, table.name, name)
-                    writer.add_rows(key, shape, start, rows)
+                    shape = table.variables[name].shape
+                    blocks.add(key, shape, start, rows)
     if not writes:
         return
     parts = writer.finish()
