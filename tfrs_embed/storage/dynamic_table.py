@@ -125,19 +125,16 @@ class DynamicTable(TableState):
         rows = self._built("changed")
         self._note_removed()
         mark = self._mark_of(since)
-        found, alive = [], []
+        found = []
         for shard in rows.shards:
             live = shard.live()
             marks = shard.store.marks.variables[self.spec.name].numpy()
             found.append(live.keys[marks[live.rows] > mark])
-            alive.append(live.keys)
-        removed = [keys for moment, keys in self._removed if moment > since]
+        noted = [keys for moment, keys in self._removed if moment > since]
+        removed = np.unique(np.concatenate([np.zeros([0], np.int64), *noted]))
         return Changed(
             np.concatenate(found),
-            np.setdiff1d(
-                np.concatenate([np.zeros([0], np.int64), *removed]),
-                np.concatenate(alive),
-            ),
+            removed[~rows.have_rows(removed)],
             tuple(map(len, found)),
         )
 

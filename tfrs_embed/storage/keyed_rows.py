@@ -137,6 +137,13 @@ class KeyedRows:
             found.append(HeldRows(len(keys), row * len(keys), gather, keys))
         return found
 
+    def have_rows(self, keys: np.ndarray) -> np.ndarray:
+        """Returns whether keys have rows in this process, [n] bool."""
+        found = np.zeros(len(keys), bool)
+        for _, places, _ in self._located(keys):
+            found[places] = True
+        return found
+
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the keys' rows on their shards, [n] int64; -1: none.
 
