@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from tfrs_embed.compat import lazy
 
 if TYPE_CHECKING:
+    from tfrs_embed.serving.delta import export_delta
     from tfrs_embed.serving.exporting import export
 
-__all__ = ["export"]
+__all__ = ["export", "export_delta"]
 
 __getattr__ = lazy.importer(
     __name__,
     {
+        "tfrs_embed.serving.delta": ("export_delta",),
         "tfrs_embed.serving.exporting": ("export",),
     },
 )

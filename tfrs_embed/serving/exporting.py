@@ -14,6 +14,9 @@ from tfrs_embed.compat import kerases
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
+from tfrs_embed.serving.applying import APPLY_DELTA, Applied
+from tfrs_embed.serving.chain import IDS, Link
+from tfrs_embed.serving.delta import remember
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES
@@ -29,6 +32,7 @@ def export(
     rows: str | None = None,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]]
     | None = None,
+    updatable: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> None:
@@ -90,6 +94,13 @@ def export(
             that reads other variables or lookup tables must be a `tf.Module`
             that has them, or its method. "serving_default" is the model itself,
             unless it is given here.
+        updatable: whether the loaded model has `apply_delta(path)`, which
+            applies a delta of `export_delta`, and a signature of this name: its
+            input "path" is a scalar string, and its output "number" the number
+            of the last delta that was applied. All tables of the model must
+            track changes (`layer.tables[name].track_changes()`), except those
+            that a Keras layer or a TPU holds, which are in each delta as a
+            whole. For models that one process trains.
         overwrite: whether to replace a SavedModel at `path`. Servers read a
             model's folder once: for a model that is being served, export a new
             version to another folder.
@@ -102,17 +113,23 @@ def export(
             function calls a layer that isn't built; the model can't be called
             with the `input_signature`; an input or output has no name, or two
             have one name; `path` exists and is no empty folder, or with
-            `overwrite` no SavedModel; `rows` is unknown; or a table has values
-            that can't be stored as `rows`.
-        RuntimeError: the export failed on another worker.
+            `overwrite` no SavedModel; `rows` is unknown; a table has values
+            that can't be stored as `rows`; or with `updatable` several workers
+            train the model, or a signature is named "apply_delta".
+        RuntimeError: the export failed on another worker; or with `updatable` a
+            table doesn't track changes.
     """
     path = os.fspath(path).rstrip("/")
     if rows is not None and rows not in DTYPES:
         raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})
-    tables = ServedTables(rows)
+    tables = ServedTables(rows, updatable)
     strategy = _strategy(model)
     writes = strategy.extended.should_checkpoint
+    applied = None
+    if updatable:
+        _require_updatable(functions, strategy)
+        applied = Applied(Link.first())
     with contextlib.ExitStack() as stack:
         with raised_on_all_workers(strategy, "The export"):
             if writes:
@@ -122,7 +139,12 @@ def export(
                 stack.callback(_remove, folder)
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
-            save_graph(model, functions, tables, folder)
+            dense = save_graph(model, functions, tables, applied, folder)
+        others: dict[str, tf.Tensor] = {}
+        if applied is not None:
+            # What changes from now on is in the first delta.
+            remember(model, applied.link, tables, dense)
+            others[IDS] = tf.constant([applied.link.id], tf.int64)
         with raised_on_all_workers(strategy, "The export"):
             # The last folder's name is often a version's number.
             name = "/".join(path.split("/")[-2:])
@@ -132,7 +154,7 @@ def export(
                 tables.nbytes,
                 show=progress,
             ) as task:
-                save_tables(tables, folder, writes, task.advance)
+                save_tables(tables, folder, writes, task.advance, others)
             if writes:
                 fingerprinting_utils.write_fingerprint(folder)
                 _require_free(path, overwrite)
@@ -147,6 +169,22 @@ def _strategy(model: Any) -> tf.distribute.Strategy:
         if strategy is not None:
             return strategy
     return tf.distribute.get_strategy()
+
+
+def _require_updatable(
+    functions: Mapping[str, Any], strategy: tf.distribute.Strategy
+) -> None:
+    """Raises a ValueError if a model can't be exported with updatable=True."""
+    if APPLY_DELTA in functions:
+        raise ValueError(
+            f"updatable=True makes the signature '{APPLY_DELTA}': give yours "
+            "another name."
+        )
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "updatable=True is for models that one process trains: changed "
+            "rows of several workers are not gathered."
+        )
 
 
 def _require_free(path: str, overwrite: bool) -> None:

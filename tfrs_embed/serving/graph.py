@@ -11,6 +11,11 @@ import tensorflow as tf
 
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_tensorflow import AutoTrackable, save_context
+from tfrs_embed.serving.applying import (
+    APPLY_DELTA,
+    Applied,
+    DenseVariable,
+)
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE
 from tfrs_embed.serving.signatures import ServedFunction
 from tfrs_embed.serving.tables import ServedTables
@@ -35,11 +40,14 @@ def save_graph(
     model: Any,
     functions: Mapping[str, ServedFunction],
     tables: ServedTables,
+    applied: Applied | None,
     folder: str,
-) -> None:
+) -> list[DenseVariable]:
     """Writes a SavedModel of `functions` to a folder, without tables' values.
 
-    `tables` takes the tables that the functions read.
+    `tables` takes the tables that the functions read. With `applied` the model
+    has a function that applies deltas. Returns the other variables that the
+    functions read.
     """
     options = tf.saved_model.SaveOptions()
     options.experimental_variable_policy = _Policy()
@@ -54,8 +62,16 @@ def save_graph(
                 root.serve = served
     root.tables = tables.by_layer
     roots = [model, *(f.owner for f in functions.values() if f.owner)]
-    root.resources = _resources(roots, concrete.values(), tables)
+    resources = _resources(roots, concrete.values(), tables)
+    root.resources = [owner for owner, _ in resources]
+    dense = [each for each in resources if isinstance(each[0], tf.Variable)]
+    if applied is not None:
+        root.applied = applied
+        with save_context.save_context(options):
+            root.apply_delta = applied.function(tables, dense)
+            concrete[APPLY_DELTA] = root.apply_delta.get_concrete_function()
     tf.saved_model.save(root, folder, concrete, options)
+    return dense
 
 
 @contextlib.contextmanager
@@ -74,7 +90,7 @@ def _no_new_variables(signature: str) -> Iterator[None]:
 
 def _resources(
     roots: Iterable[Any], functions: Iterable[Any], tables: ServedTables
-) -> list[Any]:
+) -> list[DenseVariable]:
     """The variables and lookup tables that functions read, except `tables`.
 
     They are among the `roots`' descendants, or the functions' own variables.
@@ -92,12 +108,12 @@ def _resources(
                 if tf.is_tensor(found):
                     owners.setdefault(id(found), owner)
     ours = {id(v.handle) for t in tables for v in t.variables.values()}
-    read: dict[int, Any] = {}
+    read: dict[int, DenseVariable] = {}
     for function in functions:
         by_handle = {id(v.handle): v for v in function.graph.variables}
         for captured, _ in function.graph.captures:
             key = id(captured)
             owner = owners.get(key, by_handle.get(key))
             if key not in ours and owner is not None:
-                read[id(owner)] = owner
+                read[id(owner)] = DenseVariable(owner, captured)
     return list(read.values())

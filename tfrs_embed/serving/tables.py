@@ -8,13 +8,15 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS, SCALE, Rows, VariableRows
+from tfrs_embed.checkpoint.rows import KEYS, SCALE, Saved, VariableRows
 from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
@@ -28,12 +30,28 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
 from tfrs_embed.storage.table_state import TableState
 
+#: An updatable table's keys and their rows; see `ServedTable`.
+INDEX = "index"
+#: The rows of an updatable table of keys that no key has, [f] int64.
+FREE = "free"
+#: The row of absent keys in an updatable table of keys: zeros.
+NO_ROW = 0
+#: The end of an index: a key without a row.
+NO_KEY = tf.int64.max
+#: An index has a multiple of this number of columns: its two rows are aligned,
+#: and TensorFlow reads them without a copy.
+COLUMNS = 8
+
 
 class ServedTables:
-    """The tables of an exported model, with rows of a dtype, or their own."""
+    """The tables of an exported model, with rows of a dtype, or their own.
 
-    def __init__(self, rows: str | None) -> None:
+    `updatable` tables of keys can be given other keys.
+    """
+
+    def __init__(self, rows: str | None, updatable: bool = False) -> None:
         self._rows = rows
+        self._updatable = updatable
         #: The layers of these tables by unique names.
         self.layers: dict[str, Any] = {}
         #: Each layer's tables by their names, by the layers' unique names.
@@ -63,7 +81,7 @@ class ServedTables:
         tables = [self._table(layer, state) for state in states]
         found: dict[int, tf.Tensor] = {}
         for i, table in enumerate(tables):
-            if KEYS in table.variables:
+            if table.has_keys:
                 rows = table.rows_of_keys(bags[i].ids)
                 found[i] = combine(rows, None, bags[i])
         places = [i for i in range(len(tables)) if i not in found]
@@ -86,16 +104,16 @@ class ServedTables:
         tables, table = self.by_layer.setdefault(name, {}), state.spec.name
         if table not in tables:
             with tf.init_scope():
-                tables[table] = ServedTable(state, self._rows)
+                tables[table] = ServedTable(state, self._rows, self._updatable)
         return tables[table]
 
     @property
     def nbytes(self) -> int:
         """The size of all tables in bytes."""
         return sum(
-            variable.shape.num_elements() * variable.dtype.size
+            math.prod(table.shapes[name]) * variable.dtype.size
             for table in self
-            for variable in table.variables.values()
+            for name, variable in table.variables.items()
         )
 
     def __iter__(self) -> Iterator[ServedTable]:
@@ -104,33 +122,76 @@ class ServedTables:
             yield from tables.values()
 
 
+def _end(num_keys: int) -> int:
+    """The number of an index's columns: those of keys, and at least one."""
+    return num_keys + COLUMNS - num_keys % COLUMNS
+
+
 class ServedTable(Trackable):
     """A table's variables in an exported model: rows, keys, scales.
 
     They have no values in this process: TensorFlow saves their names alone.
+
+    An updatable table of keys has, in place of keys in the order of rows, an
+    index, [2, n] int64: the keys, ascending, and their rows. One variable holds
+    both: a lookup never reads keys of one moment and rows of another. The index
+    ends with `NO_KEY`, the largest int64, so that each key has a place in it.
+    A tenth of the rows are free for new keys.
+
+    Attributes:
+        name: the table's name.
+        state: the table in training.
+        variables: the variables by name.
+        shapes: the shapes of their values; those of variables whose size may
+            change are not known to TensorFlow.
     """
 
-    def __init__(self, state: TableState, rows: str | None) -> None:
+    def __init__(
+        self, state: TableState, rows: str | None, updatable: bool
+    ) -> None:
         self.name = state.spec.name
+        self.state = state
         self.variables: dict[str, tf.Variable] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._source = state.variables
         self._dtype = stored_rows.DTYPES[rows or state.spec.dtype]
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
+        grows = False
         if KEYS in self._source:
-            num_rows = len(self._source[KEYS].numpy())
-            self._add(KEYS, (num_rows,), tf.int64)
+            num_rows, grows = len(self._source[KEYS].numpy()), updatable
+            if grows:
+                columns, free = _end(num_rows), 1 + num_rows // 10
+                self._add(INDEX, (2, columns), tf.int64, (2, None))
+                self._add(FREE, (free,), tf.int64, (None,))
+                num_rows += 1 + free  # With NO_ROW.
+            else:
+                self._add(KEYS, (num_rows,), tf.int64)
         self._shape = (num_rows, dim)
         width = stored_width(self._dtype, dim)
-        self._add(PARAMETERS, (num_rows, width), self._dtype)
+        first = None if grows else num_rows
+        self._add(PARAMETERS, (num_rows, width), self._dtype, (first, width))
         if stored_rows.has_scale(self._dtype):
-            self._add(SCALE, (num_rows, 1), tf.float32)
+            self._add(SCALE, (num_rows, 1), tf.float32, (first, 1))
 
-    def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
+    def _add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+        declared: tuple[int | None, ...] | None = None,
+    ) -> None:
+        """Adds a variable; None in the `declared` shape may change."""
         variable = UninitializedVariable(
-            trainable=False, name=name, shape=shape, dtype=dtype
+            trainable=False, name=name, shape=declared or shape, dtype=dtype
         )
         self.variables[name] = variable
+        self.shapes[name] = shape
         self._track_trackable(variable, name)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether rows are found by keys."""
+        return KEYS in self.variables or INDEX in self.variables
 
     @property
     def stored(self) -> StoredTable:
@@ -145,6 +206,12 @@ class ServedTable(Trackable):
 
     def rows_of_keys(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows [n, dim] float32 by keys [n]; zeros for unknown ones."""
+        if INDEX in self.variables:
+            keys, rows = tf.unstack(self.variables[INDEX])
+            place = tf.searchsorted(keys, ids, out_type=tf.int64)
+            known = tf.equal(tf.gather(keys, place), ids)
+            row = tf.where(known, tf.gather(rows, place), NO_ROW)
+            return self.stored.gather(row)
         keys, dim = self.variables[KEYS], self._shape[1]
         if keys.shape[0] == 0:
             return tf.zeros([tf.size(ids), dim])
@@ -153,6 +220,32 @@ class ServedTable(Trackable):
         known = tf.equal(tf.gather(keys, place), ids)
         rows = self.stored.gather(place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
+
+    def values(self) -> dict[str, tf.Variable]:
+        """The variables that have a row for each of the table's."""
+        others = (KEYS, INDEX, FREE)
+        return {n: v for n, v in self.variables.items() if n not in others}
+
+    def encode(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Encodes rows, [n, dim], as the values of variables, by name.
+
+        Raises a ValueError if the rows have values that the dtype can't hold.
+        """
+        with tf.device("CPU:0"):
+            rows = tf.cast(rows, tf.float32)
+            return stored_rows.encode(self.name, rows, self._dtype)
+
+    def encode_rows(self, rows: np.ndarray) -> dict[str, tf.Tensor]:
+        """Encodes rows in training, by their numbers or keys; see `encode`."""
+        return self.encode(self._rows_in_training().gather_rows(rows))
+
+    def _rows_in_training(self) -> Any:
+        table = self._source[PARAMETERS]
+        return (
+            table
+            if isinstance(table, Saved)
+            else VariableRows(self.name, table)
+        )
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields each block's first row, and its values by variable's name.
@@ -163,24 +256,39 @@ class ServedTable(Trackable):
         if KEYS in self._source:
             yield from self._blocks_by_key()
             return
-        table = self._source[PARAMETERS]
-        if not isinstance(table, Rows):
-            table = VariableRows(self.name, table)
+        table = self._rows_in_training()
         with table.reading():
             for start, size in bundle.blocks(self._shape, tf.float32):
-                rows = table.read_rows(start, size)
-                with tf.device("CPU:0"):
-                    rows = tf.cast(rows, tf.float32)
-                    stored = stored_rows.encode(self.name, rows, self._dtype)
-                yield start, stored
+                yield start, self.encode(table.read_rows(start, size))
 
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Reads a table of keys, sorted by key, which takes a copy of it."""
         keys, rows = (self._source[n].numpy() for n in (KEYS, PARAMETERS))
-        with tf.device("CPU:0"):
-            for start, size in bundle.blocks(self._shape, tf.float32):
-                here = slice(start, start + size)
-                stored = stored_rows.encode(
-                    self.name, tf.constant(rows[here]), self._dtype
-                )
-                yield start, {KEYS: tf.constant(keys[here]), **stored}
+        first, end = 0, self._shape[0]
+        if INDEX in self.variables:
+            free = end - self.shapes[FREE][0]
+            index = tf.constant(self._index(keys))
+            yield 0, {INDEX: index, FREE: tf.range(free, end, dtype=tf.int64)}
+            yield from self._zeros(NO_ROW, 1)
+            first = NO_ROW + 1
+        for start, size in bundle.blocks(rows.shape, tf.float32):
+            here = slice(start, start + size)
+            stored = self.encode(tf.constant(rows[here]))
+            if KEYS in self.variables:
+                stored[KEYS] = tf.constant(keys[here])
+            yield first + start, stored
+        yield from self._zeros(first + len(rows), end - first - len(rows))
+
+    def _zeros(
+        self, first: int, count: int
+    ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        shape = [count, self._shape[1]]
+        for start, size in bundle.blocks(shape, tf.float32):
+            yield first + start, self.encode(tf.zeros([size, shape[1]]))
+
+    def _index(self, keys: np.ndarray) -> np.ndarray:
+        index = np.empty(self.shapes[INDEX], np.int64)
+        index[:] = [[NO_KEY], [NO_ROW]]
+        index[0, : len(keys)] = keys
+        index[1, : len(keys)] = np.arange(len(keys)) + NO_ROW + 1
+        return index

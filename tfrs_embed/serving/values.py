@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -42,26 +43,29 @@ def save_tables(
     folder: str,
     writes: bool,
     progress: Callable[[int], None],
+    others: Mapping[str, Any],
 ) -> None:
     """Adds the tables' values to the variables of a SavedModel.
 
     Without `writes`, this worker only takes part in reading. `progress` is
-    called with numbers of bytes that were written.
+    called with numbers of bytes that were written. `others` are values of
+    further variables, by key.
     """
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
     blocks = Blocks(writer)
+    for key, value in others.items():
+        writer.add(key, value)
     for layer, its_tables in tables.by_layer.items():
         for table in its_tables.values():
             for name, variable in table.variables.items():
-                if variable.shape[0] == 0:  # The table has no block.
-                    empty = tf.zeros(variable.shape, variable.dtype)
+                if table.shapes[name][0] == 0:  # The table has no block.
+                    empty = tf.zeros(table.shapes[name], variable.dtype)
                     writer.add(_key(layer, table.name, name), empty)
             for start, block in table.blocks():
                 # A worker that doesn't write reads for the others.
                 for name, rows in block.items() if writes else ():
                     key = _key(layer, table.name, name)
-                    shape = table.variables[name].shape
-                    blocks.add(key, shape, start, rows)
+                    blocks.add(key, table.shapes[name], start, rows)
     if not writes:
         return
     parts = writer.finish()

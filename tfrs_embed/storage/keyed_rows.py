@@ -137,6 +137,14 @@ class KeyedRows:
             found.append(HeldRows(len(keys), row * len(keys), gather, keys))
         return found
 
+    def gather(self, name: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows, [n, ...], of keys that have rows in this process."""
+        shape = (len(keys), *self.row_shape(name))
+        found = np.empty(shape, np.float32)
+        for shard, places, rows in self._located(keys):
+            found[places] = shard.gather(name, rows)
+        return found
+
     def have_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns whether keys have rows in this process, [n] bool."""
         found = np.zeros(len(keys), bool)

@@ -74,6 +74,10 @@ class KeyedVariable(CompositeVariable, Saved):
     def numpy(self) -> np.ndarray:
         return self._rows.read(self._part)
 
+    def gather_rows(self, keys: np.ndarray) -> np.ndarray:
+        """Returns rows of the keys, which this process holds."""
+        return self._rows.gather(self._part, keys)
+
     def held(self) -> list[HeldRows]:
         if self._part not in self._rows.names:
             return []

@@ -1,0 +1,208 @@
+"""Writes what changed in a model since its last export or delta."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
+from tfrs_embed.serving.applying import DenseVariable, dense_name, part_name
+from tfrs_embed.serving.chain import LINK, Link, read_link
+from tfrs_embed.serving.tables import INDEX, ServedTable, ServedTables
+from tfrs_embed.serving.values import Blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """An updatable export of this process.
+
+    Attributes:
+        tables: its tables, by the names of their layers and their own.
+        variables: its other variables.
+        moments: the moments of the export and of its deltas by their ids: a
+            moment for each table.
+    """
+
+    tables: dict[tuple[str, str], ServedTable]
+    variables: Sequence[DenseVariable]
+    moments: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+
+    def end_moment(self) -> list[int]:
+        """Ends the present moment of each table; returns the moments."""
+        ended: dict[int, int] = {}  # Tables of one engine share moments.
+        for table in self.tables.values():
+            moments = table.state.moments
+            if moments is not None and id(moments) not in ended:
+                ended[id(moments)] = table.state.moment()
+        return [
+            ended.get(id(table.state.moments), 0)
+            for table in self.tables.values()
+        ]
+
+
+# By the models that were exported, and the exports' ids.
+_EXPORTED: MutableMapping[Any, dict[int, Exported]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def remember(
+    model: Any,
+    link: Link,
+    tables: ServedTables,
+    variables: Sequence[DenseVariable],
+) -> None:
+    """Keeps what `export_delta` must know of an export, while the model lives.
+
+    Changes of tables after this call are in the next delta.
+    """
+    exported = Exported(
+        {
+            (layer, name): table
+            for layer, its_tables in tables.by_layer.items()
+            for name, table in its_tables.items()
+        },
+        variables,
+    )
+    exported.moments[link.id] = exported.end_moment()
+    _EXPORTED.setdefault(model, {})[link.id] = exported
+
+
+def export_delta(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    since: str | os.PathLike[str],
+) -> int:
+    """Writes what changed in a model since its last export or delta.
+
+    A loaded model that was exported with `updatable=True` applies deltas in
+    their order, by `apply_delta(path)`. Its answers are then those of an export
+    of this moment. A delta has the tables' changed rows, in the export's dtype
+    of rows, new and removed keys, and all other variables. Words and numbers of
+    lookup tables, such as Keras's `StringLookup`, stay as they were exported.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table),
+        ...     "adagrad",
+        ...     size_threshold=0,
+        ... )
+        >>> layer.build(None)
+        >>> layer.tables["movie"].track_changes()
+        >>> movie = tf_keras.Input([], dtype=tf.int64, name="movie")
+        >>> model = tf_keras.Model(movie, layer(movie))
+        >>> tfrs_embed.serving.export(model, "models/delta/1", updatable=True)
+        >>> served = tf.saved_model.load("models/delta/1")
+        >>> # ... and after more training:
+        >>> tfrs_embed.serving.export_delta(
+        ...     model, "models/delta-1", since="models/delta/1"
+        ... )
+        1
+        >>> served.apply_delta("models/delta-1")["number"].numpy().item()
+        1
+
+    The delta is a checkpoint that `tf.train.load_checkpoint` reads. It is
+    written to the folder `path` + ".incomplete"; its index, without which it
+    is no checkpoint, is the last file to be renamed.
+
+    Args:
+        model: the model that was exported, in the same process: another process
+            doesn't know which rows have changed.
+        path: the checkpoint's prefix, on a file system of `tf.io.gfile`: the
+            files are `path` + ".index" and `path` + ".data-...".
+        since: the folder of the model's export, or the path of its last delta.
+
+    Returns:
+        The delta's number: 1 if it builds on the export, and so on.
+
+    Raises:
+        ValueError: there is a checkpoint at `path`; `since` is no updatable
+            export and no delta, or of another model or process; a table was
+            restored since, or lost more than twice as many keys as it has room
+            for; or a table has values that can't be stored in the export's
+            dtype of rows. No delta is written, and the next one has
+            what this one would have had.
+    """
+    path, since = os.fspath(path), os.fspath(since)
+    if tf.io.gfile.exists(f"{path}.index"):
+        raise ValueError(f"'{path}' is there already: write to a new path.")
+    base = read_link(since)
+    exported = _EXPORTED.get(model, {}).get(base.model)
+    if exported is None or base.id not in exported.moments:
+        raise ValueError(
+            f"'{since}' is of another model than '{model.name}', or of another "
+            "process: the rows that changed since are not known. Export the "
+            "model with updatable=True."
+        )
+    link, moments = base.next(), exported.end_moment()
+    folder = f"{path}.incomplete"
+    if tf.io.gfile.exists(folder):
+        tf.io.gfile.rmtree(folder)  # Left by a process that was killed.
+    try:
+        tf.io.gfile.makedirs(folder)
+        writer = bundle.BundleWriter(f"{folder}/part")
+        blocks = Blocks(writer)
+        for name, number in zip(LINK, dataclasses.astuple(link), strict=True):
+            writer.add(name, tf.constant(number, tf.int64))
+        for i, (variable, _) in enumerate(exported.variables):
+            writer.add(dense_name(i), variable.read_value())
+        for (owner, table), moment in zip(
+            exported.tables.items(), exported.moments[base.id], strict=True
+        ):
+            for name, shape, start, part in _parts(table, moment):
+                blocks.add(part_name(*owner, name), shape, start, part)
+        bundle.merge(writer.finish(), f"{folder}/delta")
+        _move(f"{folder}/delta", path)
+    finally:
+        if tf.io.gfile.exists(folder):
+            tf.io.gfile.rmtree(folder)
+    exported.moments[link.id] = moments
+    return link.number
+
+
+def _changed(
+    table: ServedTable, since: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns vectors of a table in a delta, by name, and the changed rows."""
+    state = table.state
+    if state.moments is None:
+        rows = np.arange(state.spec.vocabulary_size)
+        return {ROWS: rows}, rows
+    changed = state.changed(since)
+    if INDEX not in table.variables:
+        return {ROWS: changed.rows}, changed.rows
+    keys, removed = np.sort(changed.rows), np.sort(changed.removed)
+    return {KEYS: keys, REMOVED: removed}, keys
+
+
+def _parts(
+    table: ServedTable, since: int
+) -> Iterator[tuple[str, list[int], int, tf.Tensor]]:
+    """Yields blocks of a table's parts: name, shape, first row, block."""
+    vectors, rows = _changed(table, since)
+    for name, values in vectors.items():
+        yield name, [len(values)], 0, tf.constant(values, tf.int64)
+    shape = [len(rows), table.state.spec.dim]
+    # An empty part has a block, too.
+    for start, size in list(bundle.blocks(shape, tf.float32)) or [(0, 0)]:
+        for name, block in table.encode_rows(
+            rows[start : start + size]
+        ).items():
+            yield name, [len(rows), *block.shape[1:]], start, block
+
+
+def _move(prefix: str, path: str) -> None:
+    """Moves a checkpoint; its index comes last."""
+    files = tf.io.gfile.glob(f"{prefix}.*")
+    for file in sorted(files, key=lambda file: file.endswith(".index")):
+        end = file[len(prefix) :]
+        tf.io.gfile.rename(file, path + end, overwrite=True)
