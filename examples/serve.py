@@ -2,23 +2,23 @@
 
     pip install --no-deps recbole==1.2.1  # It contains the data.
     python serve.py
+    python serve.py --stream
 
 The server, serve/server.cc, is TensorFlow's own C++ loader with a socket in
 front: it has no Python, and nothing of this library. Without a C++ compiler
 serve/server.py takes its place. The model is exported three times, with rows of
 float32, float16 and int8, and each server's ratings are compared with those of
 the model that was trained.
+
+With --stream the model of movielens_stream.py is trained week by week while the
+server answers. After each week the server gets what has changed in the model, a
+delta, and the week to come is rated by the server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
-import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -29,10 +29,11 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
 import common_flags
 import movielens
+import movielens_deltas
 import movielens_model
+import movielens_server
 import movielens_serving
 import numpy as np
-import tensorflow as tf
 import tf_keras
 from absl import app, flags
 from epoch_lines import EpochLines
@@ -40,7 +41,9 @@ from epoch_lines import EpochLines
 FLAGS = flags.FLAGS
 common_flags.training(epochs=5, size_threshold=100)
 
-SOURCES = pathlib.Path(__file__).resolve().parent / "serve"
+flags.DEFINE_boolean("stream", False, "train on, and send the server deltas")
+common_flags.count("days", 7, "with --stream: days between two deltas")
+
 BATCH = 1000
 
 
@@ -48,18 +51,27 @@ def main(_: list[str]) -> None:
     """Trains, exports and serves the model."""
     tf_keras.utils.set_random_seed(FLAGS.seed)
     try:
-        data = movielens.load(FLAGS.data or movielens.find())
+        files = FLAGS.data or movielens.find()
+        data = movielens.load(files)
+        ratings = movielens.load_stream(files)
     except OSError as error:
         raise SystemExit(error) from None
     with tempfile.TemporaryDirectory(prefix="movielens_") as name:
         folder = pathlib.Path(name)
-        compiling = start_compiling(folder / "server")
+        compiling = movielens_server.start_compiling(folder / "server")
+        if FLAGS.stream:
+            command = movielens_server.finish_compiling(compiling)
+            rmse_of_stream = movielens_deltas.run(
+                ratings, 24 * FLAGS.days, command, folder
+            )
+            print(f"test_rmse={rmse_of_stream:.4f}")
+            return
         model = train(data)
         expected = np.concatenate(
             [model(data.join(b.user, b.movie)) for b in batches(data)]
         )
         print(f"trained; test RMSE {rmse(expected, data):.4f}")
-        command = finish_compiling(compiling, folder / "server")
+        command = movielens_server.finish_compiling(compiling)
         served = {}
         for rows in ("float32", "float16", "int8"):
             path = folder / rows
@@ -95,97 +107,26 @@ def train(data: movielens.MovieLens) -> movielens_model.RankingModel:
     return model
 
 
-# The server.
-
-
-def start_compiling(output: pathlib.Path) -> subprocess.Popen[str] | None:
-    """Starts the compiler, which works while the model is trained."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        return None
-    libraries = tf.sysconfig.get_lib()
-    return subprocess.Popen(
-        [
-            *(compiler, "-std=c++17", "-w", *tf.sysconfig.get_compile_flags()),
-            *(str(SOURCES / "server.cc"), "-o", str(output), f"-L{libraries}"),
-            *("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"),
-            f"-Wl,-rpath,{libraries}",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish_compiling(
-    compiling: subprocess.Popen[str] | None, output: pathlib.Path
-) -> list[str]:
-    """Returns the server's command."""
-    plain = [sys.executable, str(SOURCES / "server.py")]
-    if compiling is None:
-        print("no C++ compiler: a Python process serves")
-        return plain
-    _, errors = compiling.communicate()
-    if compiling.returncode:
-        print(f"server.cc doesn't compile: a Python process serves\n{errors}")
-        return plain
-    print("TensorFlow's C++ loader serves")
-    return [str(output)]
-
-
-@contextlib.contextmanager
-def serving(command: Sequence[str], path: pathlib.Path) -> Iterator[int]:
-    """Serves a model; yields the port."""
-    with (
-        # Each start has TensorFlow's first lines, which count if one fails.
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-        subprocess.Popen(
-            [*command, str(path)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as server,
-    ):
-        try:
-            assert server.stdout is not None
-            yield int(server.stdout.readline())
-        except Exception:
-            log.seek(0)
-            sys.stderr.write(log.read())
-            raise
-        finally:
-            server.kill()
-
-
 def ask(
     command: Sequence[str], path: pathlib.Path, data: movielens.MovieLens
 ) -> np.ndarray:
     """Returns a server's ratings of the test set."""
     ratings = []
-    with (
-        serving(command, path) as port,
-        socket.create_connection(("127.0.0.1", port)) as connection,
-        connection.makefile("rw", encoding="ascii", newline="\n") as stream,
-    ):
-
-        def request(**inputs: np.ndarray) -> list[str]:
-            for name, values in inputs.items():
-                numbers = " ".join(map(str, values.tolist()))
-                stream.write(f"{name} {len(values)} {numbers}\n")
-            stream.write("\n")
-            stream.flush()
-            return list(iter(stream.readline, "\n"))
-
+    with movielens_server.serving(command, path) as port:
+        client = movielens_server.Client(port)
         for batch in batches(data):
-            [line] = request(
+            answer = client.ask(
                 user_id=data.user_ids[batch.user],
                 movie_id=data.movie_ids[batch.movie],
             )
-            name, _, *values = line.split()
-            assert name == "rating", line
-            ratings.append(np.array(values, np.float32))
+            ratings.append(answer["rating"])
         # What the model refuses is an answer, too.
-        [line] = request(user_id=np.array([-7]), movie_id=np.array([1]))
-        assert line.startswith("error"), line
+        try:
+            client.ask(user_id=np.array([-7]), movie_id=np.array([1]))
+        except movielens_server.Refused:
+            pass
+        else:
+            raise AssertionError("The server knows a user -7.")
     return np.concatenate(ratings)
 
 

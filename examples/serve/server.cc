@@ -8,9 +8,14 @@
 //
 //   user_id 3 196 186 22
 //
-// and an empty line. So is the answer, of the outputs; or it is one line,
-// "error" and what is wrong, and an empty line. A connection may make many
-// requests; one connection is served at a time.
+// and an empty line. The first line may name another signature:
+//
+//   @apply_delta
+//   path scalar /models/ratings/deltas/7
+//
+// An answer is a line for each output, of the same form; or it is one line,
+// "error" and what is wrong. It ends with an empty line, too. A connection may
+// make many requests, and each connection has a thread.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -29,14 +34,27 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tensorflow/c/c_api.h"
+#include "tensorflow/core/platform/ctstring.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 
 namespace {
 
+// Frees a tensor, and the strings that the server made.
+void Delete(TF_Tensor* tensor) {
+  if (TF_TensorType(tensor) == TF_STRING) {
+    auto* strings = static_cast<TF_TString*>(TF_TensorData(tensor));
+    const int64_t count = TF_TensorElementCount(tensor);
+    for (int64_t i = 0; i < count; ++i) TF_TString_Dealloc(&strings[i]);
+  }
+  TF_DeleteTensor(tensor);
+}
+
 using Tensor = std::unique_ptr<TF_Tensor, decltype(&TF_DeleteTensor)>;
+using Given = std::unique_ptr<TF_Tensor, decltype(&Delete)>;
 using Status = std::unique_ptr<TF_Status, decltype(&TF_DeleteStatus)>;
 
 // Throws if TensorFlow failed.
@@ -55,6 +73,17 @@ void Read(std::istringstream& line, TF_Tensor* tensor, int64_t count) {
   }
 }
 
+// A scalar: the rest of the line, in which there may be spaces.
+void ReadString(std::istringstream& line, TF_Tensor* tensor, int64_t count) {
+  auto* strings = static_cast<TF_TString*>(TF_TensorData(tensor));
+  for (int64_t i = 0; i < count; ++i) TF_TString_Init(&strings[i]);
+  std::string text;
+  if (count != 1 || !std::getline(line >> std::ws, text)) {
+    throw std::runtime_error("not a single string");
+  }
+  TF_TString_Copy(strings, text.data(), text.size());
+}
+
 template <typename T>
 void Write(std::ostringstream& line, const TF_Tensor* tensor) {
   const T* data = static_cast<const T*>(TF_TensorData(tensor));
@@ -65,32 +94,44 @@ void Write(std::ostringstream& line, const TF_Tensor* tensor) {
 class Model {
  public:
   explicit Model(const std::string& folder)
-      : status_(TF_NewStatus(), TF_DeleteStatus), graph_(TF_NewGraph()) {
+      : graph_(TF_NewGraph()) {
+    const Status status(TF_NewStatus(), TF_DeleteStatus);
     const char* tags[] = {"serve"};
     TF_Buffer* buffer = TF_NewBuffer();
     TF_SessionOptions* options = TF_NewSessionOptions();
     session_ = TF_LoadSessionFromSavedModel(options, nullptr, folder.c_str(),
                                             tags, 1, graph_, buffer,
-                                            status_.get());
+                                            status.get());
     TF_DeleteSessionOptions(options);
-    Check(status_);
+    Check(status);
     tensorflow::MetaGraphDef meta_graph;
     meta_graph.ParseFromArray(buffer->data, buffer->length);
     TF_DeleteBuffer(buffer);
-    signature_ = meta_graph.signature_def().at("serving_default");
+    signatures_ = {meta_graph.signature_def().begin(),
+                   meta_graph.signature_def().end()};
   }
 
   // Answers a request: the lines of both are as in the comment above.
-  std::string Answer(const std::vector<std::string>& request) {
+  std::string Answer(std::vector<std::string> request) const {
+    std::string called = "serving_default";
+    if (!request.empty() && request[0][0] == '@') {
+      called = request[0].substr(1);
+      request.erase(request.begin());
+    }
+    const auto found_signature = signatures_.find(called);
+    if (found_signature == signatures_.end()) {
+      throw std::runtime_error("the model has no signature '" + called + "'");
+    }
+    const tensorflow::SignatureDef& signature = found_signature->second;
     std::vector<TF_Output> inputs, outputs;
-    std::vector<Tensor> given;
+    std::vector<Given> given;
     std::vector<TF_Tensor*> values;
     for (const std::string& text : request) {
       std::istringstream line(text);
       std::string name;
       line >> name;
-      const auto input = signature_.inputs().find(name);
-      if (input == signature_.inputs().end()) {
+      const auto input = signature.inputs().find(name);
+      if (input == signature.inputs().end()) {
         throw std::runtime_error("the model has no input '" + name + "'");
       }
       inputs.push_back(Find(input->second.name()));
@@ -101,28 +142,30 @@ class Model {
       }
       values.push_back(given.back().get());
     }
-    if (static_cast<int>(inputs.size()) != signature_.inputs_size()) {
+    if (static_cast<int>(inputs.size()) != signature.inputs_size()) {
       throw std::runtime_error(
-          "the model takes " + std::to_string(signature_.inputs_size()) +
+          "the model takes " + std::to_string(signature.inputs_size()) +
           " inputs, got " + std::to_string(inputs.size()));
     }
     // In the order of their names.
     const std::map<std::string, tensorflow::TensorInfo> by_name(
-        signature_.outputs().begin(), signature_.outputs().end());
+        signature.outputs().begin(), signature.outputs().end());
     for (const auto& output : by_name) {
       outputs.push_back(Find(output.second.name()));
     }
     std::vector<TF_Tensor*> found(outputs.size(), nullptr);
+    const Status status(TF_NewStatus(), TF_DeleteStatus);
     TF_SessionRun(session_, nullptr, inputs.data(), values.data(),
                   inputs.size(), outputs.data(), found.data(), found.size(),
-                  nullptr, 0, nullptr, status_.get());
-    Check(status_);
+                  nullptr, 0, nullptr, status.get());
+    Check(status);
     std::ostringstream answer;
     answer.precision(9);  // A float32's digits.
     size_t i = 0;
     for (const auto& output : by_name) {
       const Tensor tensor(found[i++], TF_DeleteTensor);
       answer << output.first << ' ';
+      if (TF_NumDims(tensor.get()) == 0) answer << "scalar";
       for (int d = 0; d < TF_NumDims(tensor.get()); ++d) {
         answer << (d ? "x" : "") << TF_Dim(tensor.get(), d);
       }
@@ -139,27 +182,31 @@ class Model {
 
  private:
   // The place in the graph that is called "operation:index".
-  TF_Output Find(const std::string& name) {
+  TF_Output Find(const std::string& name) const {
     const size_t colon = name.rfind(':');
     return {TF_GraphOperationByName(graph_, name.substr(0, colon).c_str()),
             std::stoi(name.substr(colon + 1))};
   }
 
-  static Tensor Parse(std::istringstream& line,
-                      const tensorflow::TensorInfo& info) {
+  static Given Parse(std::istringstream& line,
+                     const tensorflow::TensorInfo& info) {
     std::string shape, size;
     line >> shape;
     std::vector<int64_t> dims;
     int64_t count = 1;
+    if (shape == "scalar") shape.clear();
     for (std::istringstream sizes(shape); std::getline(sizes, size, 'x');) {
       dims.push_back(std::stoll(size));
       count *= dims.back();
     }
     const auto dtype = static_cast<TF_DataType>(info.dtype());
-    Tensor tensor(TF_AllocateTensor(dtype, dims.data(), dims.size(),
-                                    count * TF_DataTypeSize(dtype)),
-                  TF_DeleteTensor);
+    const size_t bytes =
+        count * (dtype == TF_STRING ? sizeof(TF_TString)
+                                    : TF_DataTypeSize(dtype));
+    Given tensor(
+        TF_AllocateTensor(dtype, dims.data(), dims.size(), bytes), Delete);
     switch (dtype) {
+      case TF_STRING: ReadString(line, tensor.get(), count); break;
       case TF_FLOAT: Read<float>(line, tensor.get(), count); break;
       case TF_INT32: Read<int32_t>(line, tensor.get(), count); break;
       case TF_INT64: Read<int64_t>(line, tensor.get(), count); break;
@@ -168,14 +215,13 @@ class Model {
     return tensor;
   }
 
-  Status status_;
   TF_Graph* graph_;
   TF_Session* session_;
-  tensorflow::SignatureDef signature_;
+  std::map<std::string, tensorflow::SignatureDef> signatures_;
 };
 
 // Serves a connection until the client closes it.
-void Serve(Model& model, int connection) {
+void Serve(const Model& model, int connection) {
   std::string pending;
   std::vector<std::string> request;
   char buffer[1 << 16];
@@ -202,11 +248,15 @@ void Serve(Model& model, int connection) {
         const ssize_t n =
             send(connection, answer.data() + sent, answer.size() - sent,
                  MSG_NOSIGNAL);
-        if (n <= 0) return;
+        if (n <= 0) {
+          close(connection);
+          return;
+        }
         sent += n;
       }
     }
   }
+  close(connection);
 }
 
 }  // namespace
@@ -217,7 +267,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    Model model(argv[1]);
+    const Model model(argv[1]);
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     socklen_t length = sizeof address;
@@ -232,8 +282,7 @@ int main(int argc, char** argv) {
     while (true) {
       const int connection = accept(listener, nullptr, nullptr);
       if (connection < 0) continue;
-      Serve(model, connection);
-      close(connection);
+      std::thread(Serve, std::cref(model), connection).detach();
     }
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
