@@ -30,7 +30,9 @@ def trainer(strategy):
     return Trainer(strategy)
 
 
-@pytest.mark.parametrize("rows", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize(
+    "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
+)
 def test_base_and_deltas_equal_an_export(trainer, tmp_path, rows):
     model, base = trainer.model, tmp_path / "base"
     trainer.train(range(10))
