@@ -382,11 +382,7 @@ def test_training(case, strategy):
     ),
     replicas=both(
         Case("sharded", None, None, tables="one_row", sizes=SIZES),
-        *nightly(
-            Case(
-                "columns_and_copies", None, None, tables="one_row", sizes=SIZES
-            )
-        ),
+        Case("columns_and_copies", None, None, tables="one_row", sizes=SIZES),
         Case("sharded", None, None, tables="two_widths", steps=3),
         Case("dynamic_sharded", None, None, tables="two_widths", steps=3),
         Case("two_stages", None, None, tables="two_widths", steps=3),
