@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,7 +12,7 @@ from delta_cases import Job, check_chain, restored
 from fronts import layers
 from helpers import assert_same, change_byte, train
 from plans import on
-from tfrs_embed.checkpoint import DeltaManager, bundle
+from tfrs_embed.checkpoint import DeltaManager, bundle, chain
 
 pytestmark = on("keras:3", tier="nightly")
 
@@ -266,6 +267,21 @@ def test_a_table_that_was_restored_from_elsewhere_is_saved_whole(
     assert_same(job.state(), states[1])
     path = manager.save()
     assert_same(restored(one, "one", path).state(), states[1])
+
+
+def test_the_first_save_after_another_manager_is_full(tmp_path):
+    layer, table = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    tf.train.CheckpointManager(checkpoint, tmp_path, max_to_keep=2).save()
+    manager = DeltaManager(checkpoint, tmp_path)
+    assert manager.restore_or_initialize() == str(tmp_path / "ckpt-1")
+    update(layer, [3])
+    expected = table.table.numpy()
+    path = manager.save()
+    assert len(chain.files_of(path)) == 1
+    table.table.assign(tf.zeros([50, 4]))
+    checkpoint.restore(path)
+    np.testing.assert_array_equal(table.table.numpy(), expected)
 
 
 def test_two_trainers_of_one_folder(tmp_path):

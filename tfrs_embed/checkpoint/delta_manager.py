@@ -248,6 +248,8 @@ class DeltaManager:
         wait = self._in_background(strategy)
         if self._last is None or (self._is_full_due() and not wait):
             return chain.Writing(header, {}, {})
+        if not known[-1][1].id:  # Another manager has saved it.
+            return chain.Writing(header, {}, {})
         path, before, moments = self._last, known[-1][1], self._moments
         if self._next is not None and self._next.is_done:
             if self._next.error is None:
