@@ -136,6 +136,9 @@ def _stamp(prefix: str) -> tuple[int, int]:
 class ChainReader(BundleReader):
     """Reads the full checkpoint that a delta and its chain stand for.
 
+    It has the tensors of that checkpoint, without those of changed rows; merged
+    ones have no pieces.
+
     Raises:
         tf.errors.OpError: a file is missing, damaged, or of another chain.
     """
@@ -154,6 +157,10 @@ class ChainReader(BundleReader):
                     self._add(path, kind(path, self.files))
 
     def _add(self, path: str, merger: _Merger) -> None:
+        for name in [
+            n for n in self.shapes if n.startswith(f"{path}/{DELTA}/")
+        ]:
+            del self.shapes[name], self.dtypes[name], self.pieces[name]
         for part, (shape, dtype) in merger.parts().items():
             name = f"{path}/{part}{SUFFIX}"
             self._merged[name] = merger, part
@@ -162,6 +169,9 @@ class ChainReader(BundleReader):
     def read(self, name: str) -> tf.Tensor:
         if name not in self._merged:
             return super().read(name)
+        if self.shapes[name][0] == 0:
+            with tf.device("CPU:0"):
+                return tf.zeros(self.shapes[name], self.dtypes[name])
         return self.read_rows(name, 0, self.shapes[name][0])
 
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:

@@ -24,7 +24,14 @@ from tfrs_embed.tools.command_line import (
     fail,
     integer,
 )
-from tfrs_embed.tools.conversion import convert, differences, paths, reading
+from tfrs_embed.tools.conversion import (
+    chains,
+    convert,
+    differences,
+    paths,
+    reading,
+)
+from tfrs_embed.tools.conversion.chains import ChainFile
 from tfrs_embed.tools.conversion.contents import Column, Contents
 from tfrs_embed.tools.conversion.differences import Difference
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
@@ -90,7 +97,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "show tables, slots, sizes and norms",
         "Shows a checkpoint's tables, with norms and with counts of what "
         "should not be there. It reads all values, some MiB at a time. The "
-        "exit status is 1 if a file is damaged.",
+        "exit status is 1 if a file is damaged. A delta is shown as the full "
+        "checkpoint that it stands for, with its chain.",
         "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
     )
     inspect.add_argument(
@@ -165,16 +173,33 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         help="the number of updates made, where the source doesn't tell it",
     )
     converts.set_defaults(run=_run, work=_convert)
+    compacts = add_command(
+        commands,
+        "compact",
+        "merge a delta and its chain into one full checkpoint",
+        "Writes the full checkpoint that a delta stands for, without the model "
+        "and in bounded memory. The chain stays as it is.",
+        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
+    )
+    compacts.add_argument(
+        "source", metavar="path", help="a delta, or a folder: its latest one"
+    )
+    compacts.add_argument("destination", help="the checkpoint to write")
+    compacts.set_defaults(run=_run, work=_compact)
 
 
 def _inspect(args: argparse.Namespace) -> None:
     contents = reading.read(args.source)
+    found = chains.find(paths.resolve(args.source, "source"))
     with _task("Reading", contents) as task:
         described = _described(contents, task)
+    described["chains"] = [[*map(dataclasses.asdict, files)] for files in found]
     if args.json:
         print(json.dumps(described, indent=2))
     else:
         print("\n".join(_as_text(described)))
+        for files in found:
+            print("\n".join(_chain_as_text(files)))
 
 
 def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
@@ -247,6 +272,34 @@ def _as_text(described: Mapping[str, Any]) -> list[str]:
             rate = f"{table['learning_rate']:.6g}"
             lines.append(f"Learning rate of '{table['path']}': {rate}")
     return [*lines, *(f"Note: {note}" for note in described["notes"])]
+
+
+def _chain_as_text(files: Sequence[ChainFile]) -> list[str]:
+    """The files of a chain, and each delta's changes by table."""
+    names = {file.path: os.path.basename(file.path) for file in files}
+    lines = [
+        {
+            "file": names[file.path],
+            "number": file.number,
+            "kind": file.kind,
+            "bytes": file.bytes,
+            "changed rows": sum(file.rows.values()) if file.number else None,
+            "removed keys": sum(file.removed.values()) if file.number else None,
+        }
+        for file in files
+    ]
+    text = ["", f"Chain of '{files[-1].path}':", *value_table(lines)]
+    for what in ("rows", "removed"):
+        # "-": the delta has the whole table, or no keys.
+        by_file = {names[f.path]: getattr(f, what) for f in files if f.number}
+        tables = sorted({table for each in by_file.values() for table in each})
+        text += value_table(
+            [
+                {what: table, **{n: by_file[n].get(table) for n in by_file}}
+                for table in tables
+            ]
+        )
+    return text
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,6 +384,19 @@ def _convert(args: argparse.Namespace) -> None:
         else:
             left = convert.write_sok(contents, destination, task.advance)
     _report(contents, destination, left)
+
+
+def _compact(args: argparse.Namespace) -> None:
+    destination = paths.resolve(args.destination, "destination")
+    paths.check_new_checkpoint(destination)
+    source = reading.prefix_of(paths.resolve(args.source, "source"))
+    reader = chains.reader_to_compact(source)
+    total = sum(map(reader.nbytes, reader.shapes))
+    name = os.path.basename(source)
+    with progress.Task("Merging", f"'{name}'", total) as task:
+        chains.compact(reader, destination, task.advance)
+    files = ", ".join(os.path.basename(file.prefix) for file in reader.files)
+    print(f"{files}: written to '{destination}'.")
 
 
 def _task(verb: str, contents: Contents, *more: Contents) -> progress.Task:

@@ -13,18 +13,20 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
     Message,
 )
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import SUFFIX, in_key, key_of
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
 from tfrs_embed.tools.conversion.contents import Column, Other
 
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+#: The tensor with the graph of objects, serialized.
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 class SavedObjects:
     """The objects of the TensorFlow checkpoint `prefix`, and its variables.
 
-    Objects are known by their numbers in the checkpoint's graph of objects.
+    A delta is read as the full checkpoint that it stands for. Objects are known
+    by their numbers in the checkpoint's graph of objects.
 
     Attributes:
         reader: reads the tensors.
@@ -39,10 +41,10 @@ class SavedObjects:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.reader = BundleReader(prefix)
+        self.reader = chain.read(prefix)
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
-        if _GRAPH in self.reader.shapes:
-            self.parse(graph, _GRAPH)
+        if GRAPH in self.reader.shapes:
+            self.parse(graph, GRAPH)
         self.nodes: Sequence[Mapping[str, int]] = [
             {
                 child.local_name: child.node_id
@@ -122,7 +124,8 @@ class SavedObjects:
                 dtypes[key].size * math.prod(shapes[key]),
             )
             for key in sorted(shapes)
-            if key != _GRAPH and key.removesuffix(SUFFIX) not in taken
+            if key not in (GRAPH, chain.HEADER)
+            and key.removesuffix(SUFFIX) not in taken
         ]
 
     def parse(self, message: Message, key: str) -> None:

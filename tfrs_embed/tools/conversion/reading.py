@@ -51,7 +51,7 @@ def read(path: str) -> Contents:
         return keras_files.read(path)
     if exported.is_saved_model(path):
         return _read(path, os.path.join(path, "variables", "variables"))
-    prefix = _prefix(path)
+    prefix = prefix_of(path)
     return _read(prefix, prefix)
 
 
@@ -88,8 +88,11 @@ def _read(path: str, prefix: str) -> Contents:
     return found
 
 
-def _prefix(path: str) -> str:
-    """The path of a checkpoint, or of a folder's latest one."""
+def prefix_of(path: str) -> str:
+    """Returns the path of a checkpoint, or of a folder's latest one.
+
+    Raises an InputError or a ValueError if there is none.
+    """
     prefix = path.removesuffix(".index")
     if tf.io.gfile.exists(f"{prefix}.index"):
         return prefix

@@ -1,0 +1,175 @@
+"""Chains of deltas in `tfrs-embed checkpoint`: inspect, convert, compact."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from delta_cases import Job, restored
+from helpers import assert_same, change_byte
+from tfrs_embed.checkpoint import DeltaManager, bundle, chain
+from tfrs_embed.tools.conversion.command import main
+
+pytestmark = pytest.mark.tools
+
+
+@pytest.fixture(scope="module", params=["one", "keys"])
+def chains(request, tmp_path_factory):
+    """A folder with two chains of three, the placement, and the last state.
+
+    A thread has written the first file of the second chain.
+    """
+    folder = tmp_path_factory.mktemp("chains")
+    job = Job(tf.distribute.get_strategy(), request.param)
+    manager = DeltaManager(job.checkpoint, folder, full_every=3)
+    for _ in range(5):
+        job.train(2)
+        manager.save()
+        manager.wait()
+    return folder, request.param, job.state()
+
+
+def inspect(path, capsys):
+    assert main(["inspect", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def run(*arguments):
+    return main([str(argument) for argument in arguments])
+
+
+def values(tables):
+    """What inspect tells of tables, without digits that sums may differ in."""
+    return [
+        {
+            key: round(value, 4) if isinstance(value, float) else value
+            for key, value in column.items()
+        }
+        for table in tables
+        for column in [*table["columns"].values(), *table["parts"].values()]
+    ]
+
+
+def test_inspect_shows_chains_and_what_they_stand_for(chains, capsys, tmp_path):
+    folder, placement, _ = chains
+    of_folder = inspect(folder, capsys)
+    first, second = of_folder["chains"]
+    assert [os.path.basename(f["path"]) for f in first + second] == [
+        *("ckpt-1", "ckpt-2", "ckpt-3"),
+        *("ckpt-3-base", "ckpt-4", "ckpt-5"),
+    ]
+    assert [f["kind"] for f in first] == ["full", "delta", "delta"]
+    assert [f["kind"] for f in second] == ["tables", "delta", "delta"]
+    assert [f["number"] for f in second] == [0, 1, 2]
+    for file in first + second:
+        assert file["bytes"] == sum(
+            each.stat().st_size
+            for each in folder.glob(f"{os.path.basename(file['path'])}.*")
+        )
+        delta = file["kind"] == "delta"
+        reader = tf.train.load_checkpoint(file["path"])
+        shapes = reader.get_variable_to_shape_map()
+        end = "/.ATTRIBUTES/VARIABLE_VALUE"
+        part = "keys" if placement == "keys" else "rows"
+        assert file["rows"] == {
+            name.removesuffix(f"/delta/{part}{end}"): shape[0]
+            for name, shape in shapes.items()
+            if name.endswith(f"/delta/{part}{end}")
+        }
+        assert bool(file["rows"]) == delta
+        assert bool(file["removed"]) == (delta and placement == "keys")
+    # Of one delta: its own chain, and the same tables.
+    of_delta = inspect(folder / "ckpt-5", capsys)
+    assert of_delta["chains"] == [second]
+    assert of_delta["tables"] == of_folder["tables"]
+    assert not any("delta" in other["name"] for other in of_delta["others"])
+    assert inspect(folder / "ckpt-1", capsys)["chains"] == []
+    assert main(["inspect", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "ckpt-3-base" in text and "layer/tables/adam_float32" in text
+
+
+def test_compact_writes_the_full_checkpoint(
+    chains, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(bundle, "PART_BYTES", 512)
+    folder, placement, state = chains
+    one = tf.distribute.get_strategy()
+    for source, out in ((folder / "ckpt-5", "a"), (folder, "new/b")):
+        path = tmp_path / out
+        path.parent.mkdir(exist_ok=True)
+        assert run("compact", source, path) == 0
+        assert f"written to '{path}'" in capsys.readouterr().out
+        assert {p.name for p in path.parent.iterdir()} - {"new"} == {
+            p.name for p in path.parent.glob(f"{path.name}.*")
+        }
+        assert_same(restored(one, placement, path).state(), state)
+    merged, delta = (inspect(p, capsys) for p in (path, folder / "ckpt-5"))
+    assert values(merged["tables"]) == values(delta["tables"])
+    assert merged["others"] == delta["others"]
+    assert merged["chains"] == []
+    # All but the deltas, as TensorFlow reads a full checkpoint.
+    reader = tf.train.load_checkpoint(str(path))
+    names = reader.get_variable_to_shape_map()
+    assert not any("/delta/" in name for name in names)
+    whole = chain.read(str(folder / "ckpt-5"))
+    assert names == whole.shapes
+    for name in names.keys() - {chain.HEADER}:
+        np.testing.assert_array_equal(
+            bundle.BundleReader(str(path)).read(name), whole.read(name)
+        )
+
+
+def test_a_manager_continues_a_compacted_checkpoint(chains, tmp_path):
+    folder, placement, _ = chains
+    one = tf.distribute.get_strategy()
+    assert run("compact", folder, tmp_path / "ckpt-5") == 0
+    tf.compat.v1.train.update_checkpoint_state(
+        str(tmp_path), str(tmp_path / "ckpt-5"), [str(tmp_path / "ckpt-5")]
+    )
+    job = Job(one, placement)
+    manager = DeltaManager(job.checkpoint, tmp_path)
+    manager.restore_or_initialize()
+    job.train(2)
+    path = manager.save()
+    assert len(chain.files_of(path)) == 2
+    assert_same(restored(one, placement, path).state(), job.state())
+
+
+def test_convert_reads_a_delta_as_a_full_checkpoint(chains, capsys, tmp_path):
+    folder, placement, state = chains
+    assert run("convert", folder / "ckpt-5", tmp_path / "new") == 0
+    job = Job(tf.distribute.get_strategy(), placement)
+    job.layer.build(None)
+    tf.train.Checkpoint(layer=job.layer).restore(
+        str(tmp_path / "new")
+    ).expect_partial()
+    found = job.state()
+    for name in state.keys() - {"iterations"}:
+        np.testing.assert_array_equal(found[name], state[name], err_msg=name)
+
+
+def test_what_compact_refuses(chains, capsys, tmp_path):
+    folder = chains[0]
+
+    def error(*arguments, status):
+        assert run("compact", *arguments) == status
+        return capsys.readouterr().err
+
+    out = tmp_path / "out"
+    assert "ckpt-1' is no delta" in error(folder / "ckpt-1", out, status=2)
+    assert "is no checkpoint" in error(folder / "none", out, status=2)
+    text = error(folder / "ckpt-2", folder / "ckpt-1", status=2)
+    assert "There is a checkpoint" in text
+    assert "is a folder" in error(folder / "ckpt-2", tmp_path, status=2)
+    shutil.copytree(folder, tmp_path / "broken")
+    [file] = (tmp_path / "broken").glob("ckpt-3-base.data-*")
+    change_byte(file, file.stat().st_size // 2)
+    assert "ckpt-3-base" in error(tmp_path / "broken", out, status=1)
+    file.unlink()
+    assert "ckpt-3-base" in error(tmp_path / "broken", out, status=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["broken"]
