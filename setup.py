@@ -16,10 +16,13 @@ VERSION = VERSIONS["__version__"]
 _MAJOR, _MINOR = VERSIONS["NEWEST_TENSORFLOW"].split(".")
 TENSORFLOW = f">={VERSIONS['OLDEST_TENSORFLOW']},<{_MAJOR}.{int(_MINOR) + 1}"
 
+PARQUET = ["pyarrow"]
 REPORT = ["jinja2", "matplotlib"]
 EXTRAS = {
+    "parquet": PARQUET,
     "report": REPORT,
     "test": [
+        *PARQUET,
         *REPORT,
         "hypothesis",
         "keras-rs; python_version >= '3.11'",  # It has none for 3.10.

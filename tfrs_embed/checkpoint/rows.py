@@ -194,8 +194,17 @@ class Saved(abc.ABC):
 
 
 class Rows(Saved):
-    """A table or slot: rows [vocabulary_size, dim], or [vocabulary_size]."""
+    """A table or slot: rows [vocabulary_size, dim], or [vocabulary_size].
 
+    Attributes:
+        workers: the number of workers among which it is divided.
+        is_cut: whether workers have columns of the same rows.
+        is_first: whether this worker has the first columns.
+    """
+
+    workers = 1
+    is_cut = False
+    is_first = True
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 

@@ -17,13 +17,15 @@ from tfrs_embed.compat import lazy
 if TYPE_CHECKING:
     from tfrs_embed.serving.delta import export_delta
     from tfrs_embed.serving.exporting import export
+    from tfrs_embed.serving.row_files import export_rows
 
-__all__ = ["export", "export_delta"]
+__all__ = ["export", "export_delta", "export_rows"]
 
 __getattr__ = lazy.importer(
     __name__,
     {
         "tfrs_embed.serving.delta": ("export_delta",),
         "tfrs_embed.serving.exporting": ("export",),
+        "tfrs_embed.serving.row_files": ("export_rows",),
     },
 )

@@ -124,7 +124,7 @@ def export(
         raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})
     tables = ServedTables(rows, updatable)
-    strategy = _strategy(model)
+    strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
     applied = None
     if updatable:
@@ -161,8 +161,8 @@ def export(
                 _move(folder, path)
 
 
-def _strategy(model: Any) -> tf.distribute.Strategy:
-    """The strategy under which a model was made."""
+def strategy_of(model: Any) -> tf.distribute.Strategy:
+    """Returns the strategy under which a model was made."""
     for weight in model.weights:
         variable = kerases.variable(weight)
         strategy = getattr(variable, "_distribute_strategy", None)

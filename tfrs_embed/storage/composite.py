@@ -17,7 +17,7 @@ class CompositeVariable(Trackable):
     """Variables of this process's shards that look like one variable.
 
     A checkpoint holds the whole value. A SavedModel holds `_exported`, the
-    variables that its functions read: by default all. `_workers` processes hold
+    variables that its functions read: by default all. `workers` processes hold
     the parts.
     """
 
@@ -26,7 +26,7 @@ class CompositeVariable(Trackable):
     dtype: tf.DType
     name: str
     shape: tf.TensorShape
-    _workers = 1
+    workers = 1
 
     def __init__(
         self, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
@@ -91,9 +91,9 @@ class CompositeVariable(Trackable):
         children = super()._trackable_children(save_type, **kwargs)
         self.exporting = save_type == "savedmodel"
         if self.exporting:
-            if self._workers > 1:
+            if self.workers > 1:
                 raise RuntimeError(
-                    f"'{self._shared_name}' is spread over {self._workers} "
+                    f"'{self._shared_name}' is spread over {self.workers} "
                     "workers, and a SavedModel would hold the part of one: "
                     "tfrs_embed.serving.export gathers all parts."
                 )

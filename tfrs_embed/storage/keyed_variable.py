@@ -53,7 +53,7 @@ class KeyedVariable(CompositeVariable, Saved):
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
         self.shape = tf.TensorShape([None, *rows.row_shape(part)])
-        self._workers = rows.replicas.workers
+        self.workers = rows.replicas.workers
         self._rows = rows
         self._checkpoint = checkpoint
         self._part = part

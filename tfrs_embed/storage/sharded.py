@@ -124,10 +124,13 @@ class ShardedVariable(CompositeVariable, Rows):
         if copied:
             self._exported = self._variables[:1]
         self._on_write = on_write
-        self._workers = 1 if replicas is None else replicas.workers
-        if replicas is None or self._workers == 1:
+        self.workers = 1 if replicas is None else replicas.workers
+        if replicas is None or self.workers == 1:
             return
         part = next(iter(self._by_rank.values()))
+        self.is_cut = part.columns is not None and len(self._by_rank) > 1
+        first = min(self._by_rank, key=self._first_column)
+        self.is_first = first in replicas.ranks
         self._row = tuple(shape[1:])
         if part.columns is not None:
             self._row = (part.columns[1] - part.columns[0],)
@@ -145,7 +148,7 @@ class ShardedVariable(CompositeVariable, Rows):
     @property
     def nbytes(self) -> int:
         """The bytes that this worker writes: about its share of the table."""
-        return super().nbytes // self._workers
+        return super().nbytes // self.workers
 
     def _require_values(self) -> None:
         """Raises NoValuesError where the strategy's TPUs are not connected."""
@@ -207,7 +210,7 @@ class ShardedVariable(CompositeVariable, Rows):
         self, start: int, size: int
     ) -> Iterator[tuple[Part, int, tf.Tensor]]:
         """Yields a block's rows: a part, its first row there, and the rows."""
-        if self._workers == 1:
+        if self.workers == 1:
             for part, variable in self._sources():
                 first, end = part.within(start, size)
                 if first < end:
@@ -295,7 +298,7 @@ class ShardedVariable(CompositeVariable, Rows):
 
     def save(self, key: str, session: Session) -> None:
         """Writes the table; with several workers, each writes a part."""
-        if self._replicas is None or self._workers == 1:
+        if self._replicas is None or self.workers == 1:
             super().save(key, session)
             return
         writer = session.writer(self._replicas)
@@ -327,7 +330,7 @@ class ShardedVariable(CompositeVariable, Rows):
     ) -> None:
         """Writes changed rows; with several workers, each writes a part."""
         replicas, rows = self._replicas, changed.rows
-        if replicas is None or self._workers == 1:
+        if replicas is None or self.workers == 1:
             super().save_changed(key, session, changed)
             return
         starts, total = session.places(replicas, self.table)
@@ -338,11 +341,10 @@ class ShardedVariable(CompositeVariable, Rows):
             return
         # The workers have columns of the same rows, or copies of a slot.
         parts = list(zip(self._parts, self._variables, strict=True))
-        is_first = min(self._by_rank, key=self._first_column) in replicas.ranks
-        if is_first and (not len(rows) or self._parts[0].columns is None):
+        if self.is_first and (not len(rows) or self._parts[0].columns is None):
             self.write_changed(key, writer, rows, 0, len(rows))
             return
-        if is_first and name_in(key) == PARAMETERS:
+        if self.is_first and name_in(key) == PARAMETERS:
             writer.add_blocks(in_delta(key, ROWS), tf.constant(rows, tf.int64))
         shape = [len(rows), *self.shape[1:]]
         for part, variable in parts:
@@ -405,9 +407,9 @@ class ShardedVariable(CompositeVariable, Rows):
         return swapped
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        if self._workers > 1:
+        if self.workers > 1:
             raise RuntimeError(
-                f"'{self.name}' is sharded over {self._workers} workers, whose "
+                f"'{self.name}' is sharded over {self.workers} workers, whose "
                 "parts of a checkpoint are exchanged between steps: save "
                 "without experimental_enable_async_checkpoint."
             )

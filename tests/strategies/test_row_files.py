@@ -1,0 +1,87 @@
+"""Rows of tables on several replicas as Parquet files."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from delta_cases import PLACEMENTS, Job
+from fronts import layers
+from plans import on
+from strategies.replicas import of_chief
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.serving import export_rows
+
+
+@on("mirrored:2", "workers:2")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_workers_export_each_row_once(
+    strategy, placement, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 160)  # Ten rows of four.
+    job = Job(strategy, placement)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    folder = of_chief(strategy, tmp_path)
+    with strategy.scope():
+        job.layer.build(None)
+    mirror, since = {}, None
+    for number in range(3):
+        to = folder / f"{placement} {number}"
+        since = export_rows(job.layer, to, since)
+        for name, state in job.layer.tables.items():
+            path = to / job.layer.name / name
+            found = pq.read_table(str(path))
+            keys, rows = found["key"].to_pylist(), found["row"].to_pylist()
+            assert len({*keys}) == len(keys)
+            if number and since[f"{job.layer.name}/{name}"] is not None:
+                assert 0 < len(keys) < 40
+            known = mirror.setdefault(name, {})
+            known.update(zip(keys, rows, strict=True))
+            for file in path.glob("_removed-*.parquet"):
+                for key in pq.read_table(str(file))["key"].to_pylist():
+                    known.pop(key, None)
+            values = np.asarray(state.table.numpy(), np.float32)
+            expected = range(len(values))
+            if state.spec.keys is not None:
+                expected = state.keys().tolist()
+            assert sorted(known) == [*expected]
+            for key, value in zip(expected, values, strict=True):
+                assert known[key] == value.tolist()
+            parts = len([*path.glob("part-*.parquet")])
+            assert parts == (2 if several else 1)
+        job.train()
+    with pytest.raises((ValueError, RuntimeError), match=r"exists|The export"):
+        export_rows(job.layer, to, since)
+
+
+@on("workers:2")
+def test_workers_with_columns_of_the_same_rows(strategy, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 2560)  # Ten rows of 64.
+    folder = of_chief(strategy, tmp_path)
+    with strategy.scope():
+        table = tfrs_embed.TableConfig("wide", 60, 64, placement="column")
+        layer = layers.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("wide", table), "adagrad", size_threshold=0
+        )
+        layer.build(None)
+    variable = layer.tables["wide"].table
+    assert variable.is_cut
+    since = export_rows(layer, folder / "all")
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([3, 42, 41]), training=True))
+        tape.gradient(loss, layer.trainable_variables)
+
+    tf.function(lambda: strategy.run(step))()
+    values = variable.numpy()
+    export_rows(layer, folder / "changed", since)
+    for name, keys in (("all", [*range(60)]), ("changed", [3, 41, 42])):
+        path = folder / name / layer.name / "wide"
+        found = pq.read_table(str(path))
+        assert found["key"].to_pylist() == keys
+        if name == "changed":
+            np.testing.assert_array_equal(
+                found["row"].to_pylist(), values[keys]
+            )

@@ -1,0 +1,379 @@
+"""Exports tables' rows as Parquet files, for feature stores."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.checkpoint.rows import KEYS, Changed, Rows, VariableRows
+from tfrs_embed.distribution.failures import raised_on_all_workers
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.serving.exporting import strategy_of
+from tfrs_embed.storage.table_state import Tables, TableState
+
+
+def export_rows(
+    model: Any,
+    folder: str | os.PathLike[str],
+    since: Mapping[str, int | None] | None = None,
+) -> dict[str, int | None]:
+    """Exports the rows of a model's tables, or those that have changed.
+
+    Each table has a folder `<folder>/<layer>/<table>` with a Parquet file
+    `part-<worker>.parquet`, in row groups of about 16 MiB, of the columns
+
+    - key: int64, the number of the row; of a table with `DynamicKeys` the key.
+      uint64 keys keep their bits, and strings are the fingerprints that
+      `tf.fingerprint` computes.
+    - row: a list of `dim` float32, of any dtype of the table.
+    - step: int64, the number of the layer's updates; null if it counts none.
+
+    A table with `DynamicKeys` also has `_removed-<worker>.parquet`, with the
+    column key: keys that have lost their rows, and have none now. The readers
+    of whole folders skip names that begin with "_".
+
+    With several workers all of them call this function, with a folder that all
+    can see. Each writes the rows that it holds; the chief writes tables that
+    all have, or that are cut into columns. The files are written to `folder` +
+    ".incomplete", which is renamed at the end. Call it between steps.
+
+    The first call, before the first training step, begins to track changes,
+    which takes one byte a row. Tables that Keras layers or TPUs hold are
+    exported whole each time.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> movie = tf_keras.Input([], dtype=tf.int64, name="movie")
+        >>> model = tf_keras.Model(movie, layer(movie))
+        >>> since = tfrs_embed.serving.export_rows(model, "rows/0")
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(model(tf.constant([5, 3, 5])))
+        >>> _ = tape.gradient(loss, model.trainable_variables)
+        >>> since = tfrs_embed.serving.export_rows(model, "rows/1", since)
+        >>> import pyarrow.parquet as pq
+        >>> path = f"rows/1/{layer.name}/movie"
+        >>> pq.read_table(path)["key"].to_pylist()
+        [3, 5]
+
+    Args:
+        model: a Keras model, or a layer, whose tables are built.
+        folder: the folder to make, on a file system of `tf.io.gfile`.
+        since: what an earlier call in this process returned: rows that have
+            changed since then are exported; None: all rows.
+
+    Returns:
+        The moment of this export, for `since`: a number by "<layer>/<table>";
+        None for a table whose changes aren't tracked.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        TypeError: `since` is no mapping.
+        ValueError: `folder` exists; a layer isn't built; `since` is of other
+            tables, or a table was restored after it.
+        RuntimeError: `since` is given, and a table's changes aren't tracked
+            because a training step was traced before; or the export failed on
+            another worker.
+    """
+    folder = os.fspath(folder).rstrip("/")
+    incomplete = f"{folder}.incomplete"
+    strategy, worker = strategy_of(model), 0
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        worker = strategy.cluster_resolver.task_id
+    is_chief = strategy.extended.should_checkpoint
+    with contextlib.ExitStack() as stack:
+        with raised_on_all_workers(strategy, "The export"):
+            pyarrow = _import_pyarrow()
+            tables = _tables_of(model)
+            changed = {k: _changed(k, t, since) for k, t in tables.items()}
+            if is_chief:
+                if tf.io.gfile.exists(folder):
+                    raise ValueError(
+                        f"'{folder}' exists: export rows to a new folder."
+                    )
+                _remove(incomplete)  # Left by an export that was killed.
+                stack.callback(_remove, incomplete)
+                tf.io.gfile.makedirs(incomplete)
+        with raised_on_all_workers(strategy, "The export"):
+            errors = []
+            for name, table in tables.items():
+                to = _Files(pyarrow, f"{incomplete}/{name}", worker)
+                try:
+                    _write(to, table, changed[name], is_chief)
+                except Exception as error:
+                    # Other workers wait for this one's columns.
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+            moments = {name: _moment(t.state) for name, t in tables.items()}
+        with raised_on_all_workers(strategy, "The export"):
+            if is_chief:
+                tf.io.gfile.rename(incomplete, folder)
+    return moments
+
+
+def _import_pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            "export_rows needs pyarrow: pip install 'tfrs_embed[parquet]'."
+        ) from error
+    return pyarrow
+
+
+class _Table(NamedTuple):
+    """A table, and the number of its layer's updates."""
+
+    state: TableState
+    step: int | None
+
+
+def _tables_of(model: Any) -> dict[str, _Table]:
+    """Finds a model's tables, by the paths of their folders."""
+    layers: dict[str, Any] = {}
+    found = {}
+    for layer in tf.train.TrackableView(model).descendants():
+        # Any object may be among them, with any __getattr__.
+        tables = inspect.getattr_static(layer, "tables", None)
+        if not isinstance(tables, Tables):
+            continue
+        name, number = layer.name, 1
+        while name in layers:
+            # Layers of a model inside the model may have the same name.
+            name, number = f"{layer.name}_{number}", number + 1
+        layers[name] = layer
+        for table, state in tables.items():
+            if not state.variables:
+                raise ValueError(
+                    f"Table '{table}' of layer '{layer.name}' isn't built: "
+                    "call the layer once, or build it."
+                )
+            step = None if layer.step is None else int(layer.step.numpy())
+            path = f"{escape(name, '/')}/{escape(table, '/')}"
+            found[path] = _Table(state, step)
+    if not found:
+        raise ValueError(
+            f"Model '{getattr(model, 'name', model)}' has no layer with tables "
+            "of this library."
+        )
+    return dict(sorted(found.items()))
+
+
+def _changed(
+    name: str, table: _Table, since: Mapping[str, int | None] | None
+) -> Changed | None:
+    """Returns what has changed in a table; None: all of it is to be exported.
+
+    Begins to track changes where `since` is None.
+    """
+    state = table.state
+    if since is None:
+        # Held by a Keras layer or a TPU, or a step was traced before.
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            state.track_changes()
+        return None
+    if not isinstance(since, Mapping):
+        raise TypeError(
+            "export_rows: since must be what an earlier call returned, got "
+            f"{type(since).__name__}."
+        )
+    if name not in since:
+        raise ValueError(
+            f"export_rows: since has no table '{name}', but {sorted(since)}."
+        )
+    moment = since[name]
+    if moment is not None:
+        return state.changed(moment)
+    if state.moments is not None:
+        state.track_changes()  # An error if it wasn't tracked before.
+    return None
+
+
+def _moment(state: TableState) -> int | None:
+    return state.moment() if state.is_tracked else None
+
+
+class _Output(io.RawIOBase):
+    """A new file on a file system of `tf.io.gfile`, as pyarrow wants files."""
+
+    def __init__(self, path: str) -> None:
+        self._file = tf.io.gfile.GFile(path, "wb")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(bytes(data))
+        return len(data)
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Files(NamedTuple):
+    """Where a worker's files of a table go, and what writes them."""
+
+    pyarrow: Any
+    folder: str
+    worker: int
+
+    @contextlib.contextmanager
+    def writer(self, name: str, schema: Any) -> Iterator[Any]:
+        path = f"{self.folder}/{name}-{self.worker:05d}.parquet"
+        tf.io.gfile.makedirs(self.folder)
+        with (
+            _Output(path) as file,
+            self.pyarrow.parquet.ParquetWriter(file, schema) as writer,
+        ):
+            yield writer
+
+
+def _write(
+    files: _Files, table: _Table, changed: Changed | None, is_chief: bool
+) -> None:
+    """Writes this worker's files of a table."""
+    pyarrow, state, dim = files.pyarrow, table.state, table.state.spec.dim
+    int64 = pyarrow.int64()
+    row = pyarrow.list_(pyarrow.float32(), dim)
+    schema = pyarrow.schema([("key", int64), ("row", row), ("step", int64)])
+    keyed = KEYS in state.variables
+    parts = (
+        _by_key(state, changed)
+        if keyed
+        else _by_number(state, changed, is_chief)
+    )
+    # Other workers may wait for this one to read on, also if writing fails.
+    with contextlib.ExitStack() as stack:
+        stack.callback(collections.deque, parts, 0)
+        with files.writer("part", schema) as writer:
+            for keys, rows in parts:
+                values = pyarrow.array(rows.reshape(-1))
+                columns = [
+                    pyarrow.array(keys, int64),
+                    pyarrow.FixedSizeListArray.from_arrays(values, dim),
+                    pyarrow.repeat(
+                        pyarrow.scalar(table.step, int64), len(keys)
+                    ),
+                ]
+                batch = pyarrow.record_batch(columns, schema)
+                writer.write_batch(batch, row_group_size=len(keys))
+    if keyed:
+        gone = np.zeros([0], np.int64) if changed is None else changed.removed
+        schema = pyarrow.schema([("key", int64)])
+        with files.writer("_removed", schema) as writer:
+            columns = [pyarrow.array(gone, int64)]
+            writer.write_batch(pyarrow.record_batch(columns, schema))
+
+
+def _by_key(
+    state: TableState, changed: Changed | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields keys and rows of this process's shards, in blocks."""
+    held = state.held(PARAMETERS)
+    wanted: Sequence[np.ndarray | None] = [None] * len(held)
+    if changed is not None:
+        ends = np.cumsum(changed.shards)[:-1]
+        wanted = np.split(changed.rows, ends)
+    for shard, keys in zip(held, wanted, strict=True):
+        assert shard.keys is not None
+        if keys is None:
+            places = np.arange(shard.rows)
+        else:
+            order = np.argsort(shard.keys)
+            places = order[np.searchsorted(shard.keys, keys, sorter=order)]
+        for start, size in blocks([len(places), state.spec.dim], tf.float32):
+            here = places[start : start + size]
+            yield shard.keys[here], shard.gather(here).numpy()
+
+
+def _by_number(
+    state: TableState, changed: Changed | None, is_chief: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields numbers and rows, in blocks; of a divided table this worker's."""
+    table = state.variables[PARAMETERS]
+    if not isinstance(table, Rows):
+        table = VariableRows(state.spec.name, table)
+    shape = table.shape.as_list()
+    if table.is_cut:
+        yield from _of_columns(table, changed, state.strategy)
+    elif table.workers == 1 and not is_chief:
+        return
+    elif table.workers == 1 and changed is None:
+        with table.reading():
+            for start, size in blocks(shape, tf.float32):
+                rows = table.read_rows(start, size)
+                yield np.arange(start, start + size), _as_float32(rows)
+    else:
+        wanted: Sequence[Any] = [part.rows for part, _ in state.sources]
+        if changed is not None:
+            wanted = [changed.rows]
+        for numbers in wanted:
+            for start, size in blocks([len(numbers), *shape[1:]], tf.float32):
+                here = np.asarray(numbers[start : start + size])
+                yield here, _as_float32(table.gather_rows(here))
+
+
+def _of_columns(
+    table: Rows, changed: Changed | None, strategy: Any
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Reads blocks of rows together with the workers that have other columns.
+
+    The worker that has the first columns yields them.
+    """
+    all_blocks = [*blocks(table.shape.as_list(), tf.float32)]
+    wanted = [np.arange(start, start + size) for start, size in all_blocks]
+    if changed is not None:
+        starts = [start for start, _ in all_blocks[1:]]
+        places = np.searchsorted(changed.rows, starts)
+        wanted = np.split(changed.rows, places)
+    # A worker that has no columns doesn't know which rows have changed.
+    anywhere = _sum(strategy, [len(numbers) for numbers in wanted])
+    with table.reading():
+        for (start, size), here, count in zip(
+            all_blocks, wanted, anywhere, strict=True
+        ):
+            if count:
+                rows = _as_float32(table.read_rows(start, size))
+                if table.is_first:
+                    yield here, rows[here - start]
+
+
+def _sum(strategy: tf.distribute.Strategy, values: list[int]) -> np.ndarray:
+    """Adds the replicas' values."""
+
+    @tf.function(autograph=False)
+    def add() -> Any:
+        def of_replica() -> tf.Tensor:
+            replica: Any = tf.distribute.get_replica_context()
+            return replica.all_reduce("sum", tf.constant(values, tf.int64))
+
+        return strategy.experimental_local_results(strategy.run(of_replica))[0]
+
+    return add().numpy()
+
+
+def _as_float32(rows: tf.Tensor) -> np.ndarray:
+    return np.asarray(rows.numpy(), np.float32)
+
+
+def _remove(folder: str) -> None:
+    if tf.io.gfile.exists(folder):
+        tf.io.gfile.rmtree(folder)
