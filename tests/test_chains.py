@@ -87,6 +87,8 @@ def test_inspect_shows_chains_and_what_they_stand_for(chains, capsys, tmp_path):
     assert of_delta["tables"] == of_folder["tables"]
     assert not any("delta" in other["name"] for other in of_delta["others"])
     assert inspect(folder / "ckpt-1", capsys)["chains"] == []
+    [note] = inspect(folder / "ckpt-3-base", capsys)["notes"]
+    assert "a thread has written it" in note
     assert main(["inspect", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "ckpt-3-base" in text and "layer/tables/adam_float32" in text

@@ -250,6 +250,23 @@ def test_the_last_complete_checkpoint_restores(
         assert {epoch - 1, epoch} == set(found)
 
 
+@pytest.mark.parametrize("placement", ["row", "dynamic"])
+def test_a_compacted_chain_is_complete_or_not_there(runs, jobs, placement):
+    run, job = runs("one", "compact", placement), jobs(placement)
+    for epoch in (2, EPOCHS):
+        known, outcomes = {}, []
+        for copy in copies(run, epoch):
+            path = copy / f"ckpt-{epoch}-full"
+            outcomes.append(os.path.exists(f"{path}.index"))
+            key = contents(copy.glob(f"{path.name}.*"))
+            if outcomes[-1] and key not in known:
+                state = restored(job, str(path), restore_checkpoint)
+                known[key] = equal(state, run.state(epoch))
+        assert outcomes == sorted(outcomes)
+        assert {False, True} == set(outcomes)
+        assert known and all(known.values())
+
+
 def test_overwriting_a_checkpoint_is_never_a_mixture(runs, job):
     run = runs("one", "manager")
     known, outcomes = {}, []

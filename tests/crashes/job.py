@@ -20,6 +20,7 @@ import tf_keras
 import tfrs_embed
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.storage import sharded
+from tfrs_embed.tools.conversion import chains
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM, BATCH = {"user": 40, "item": 9}, 4, 8
@@ -154,9 +155,15 @@ class Watch:
 
 
 def train(job, args, watch, chief, record):
-    """Saves checkpoints: numbered, in full or with deltas, and to one name."""
+    """Saves checkpoints: numbered, in full or with deltas, and to one name.
+
+    Or it saves deltas, and then watches how they become full checkpoints.
+    """
     folder = args.folder / ("chief" if chief else "worker")
-    if args.save == "deltas":
+    if args.save == "compact":
+        manager = tfrs_embed.checkpoint.DeltaManager(job.checkpoint, folder)
+        newest = manager.restore_or_initialize()
+    elif args.save == "deltas":
         # A full checkpoint, a delta, and one in full, which replaces both.
         manager = tfrs_embed.checkpoint.DeltaManager(
             job.checkpoint, args.folder / "chief", full_every=2, max_to_keep=1
@@ -174,8 +181,14 @@ def train(job, args, watch, chief, record):
         job.fit(epoch, epochs=epoch + 1)
         job.done.assign(epoch + 1)
         record(epoch + 1)
+        if args.save == "compact":
+            path = manager.save()
         watch.begin(epoch + 1)
-        if args.save == "deltas":
+        if args.save == "compact":
+            if epoch:
+                reader = chains.reader_to_compact(path)
+                chains.compact(reader, f"{path}-full", lambda size: None)
+        elif args.save == "deltas":
             manager.save()
         else:
             manager.save(epoch + 1)

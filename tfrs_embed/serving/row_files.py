@@ -43,8 +43,9 @@ def export_rows(
     of whole folders skip names that begin with "_".
 
     With several workers all of them call this function, with a folder that all
-    can see. Each writes the rows that it holds; the chief writes tables that
-    all have, or that are cut into columns. The files are written to `folder` +
+    can see. Each writes the rows that it holds; the chief writes tables of
+    which all have copies, and the worker with the first columns tables that are
+    cut into columns. The files are written to `folder` +
     ".incomplete", which is renamed at the end. Call it between steps.
 
     The first call, before the first training step, begins to track changes,

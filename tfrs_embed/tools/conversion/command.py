@@ -290,15 +290,20 @@ def _chain_as_text(files: Sequence[ChainFile]) -> list[str]:
     ]
     text = ["", f"Chain of '{files[-1].path}':", *value_table(lines)]
     for what in ("rows", "removed"):
+        deltas = {
+            f"delta {file.number}": getattr(file, what)
+            for file in files
+            if file.number
+        }
+        if not any(any(each.values()) for each in deltas.values()):
+            continue
+        tables = sorted({table for each in deltas.values() for table in each})
         # "-": the delta has the whole table, or no keys.
-        by_file = {names[f.path]: getattr(f, what) for f in files if f.number}
-        tables = sorted({table for each in by_file.values() for table in each})
-        text += value_table(
-            [
-                {what: table, **{n: by_file[n].get(table) for n in by_file}}
-                for table in tables
-            ]
-        )
+        counts = [
+            {what: table, **{d: deltas[d].get(table) for d in deltas}}
+            for table in tables
+        ]
+        text += ["", *value_table(counts)]
     return text
 
 

@@ -6,6 +6,7 @@ import os
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import chain
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import (
@@ -19,7 +20,7 @@ from tfrs_embed.tools.conversion import (
     tfrs,
 )
 from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.conversion.objects import SavedObjects
+from tfrs_embed.tools.conversion.objects import GRAPH, SavedObjects
 
 #: The libraries with tables in TensorFlow's checkpoints. Each finds tables
 #: among the variables that those before it left.
@@ -80,6 +81,11 @@ def _read(path: str, prefix: str) -> Contents:
             "not the layers that they belong to: Keras's model.export leaves "
             "them out. Give a tf.train.Checkpoint of the model, or what "
             "tfrs_embed.serving.export writes of it."
+        )
+    if chain.HEADER in saved.reader.shapes and GRAPH not in saved.reader.shapes:
+        found.notes.append(
+            "It holds the rows of tables at different moments: a thread has "
+            "written it, and the next delta of its chain makes it right."
         )
     if formats:
         found.format = " and ".join(formats)
