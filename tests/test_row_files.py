@@ -11,8 +11,11 @@ import tfrs_embed
 from delta_cases import Job
 from fronts import keras, layers
 from helpers import train
+from plans import on
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export_rows
+
+pytestmark = on("keras:3", tier="nightly")
 
 ROWS = 50
 

@@ -45,12 +45,12 @@ def export_rows(
     With several workers all of them call this function, with a folder that all
     can see. Each writes the rows that it holds; the chief writes tables of
     which all have copies, and the worker with the first columns tables that are
-    cut into columns. The files are written to `folder` +
-    ".incomplete", which is renamed at the end. Call it between steps.
+    cut into columns. The files are written to `folder` + ".incomplete", which
+    is renamed at the end. Call it between steps.
 
     The first call, before the first training step, begins to track changes,
     which takes one byte a row. Tables that Keras layers or TPUs hold are
-    exported whole each time.
+    exported whole each time. `Embedding` layers aren't exported.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -274,14 +274,14 @@ def _write(
                         pyarrow.scalar(table.step, int64), len(keys)
                     ),
                 ]
-                batch = pyarrow.record_batch(columns, schema)
+                batch = pyarrow.record_batch(columns, schema=schema)
                 writer.write_batch(batch, row_group_size=len(keys))
     if keyed:
         gone = np.zeros([0], np.int64) if changed is None else changed.removed
         schema = pyarrow.schema([("key", int64)])
         with files.writer("_removed", schema) as writer:
             columns = [pyarrow.array(gone, int64)]
-            writer.write_batch(pyarrow.record_batch(columns, schema))
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
 
 
 def _by_key(
