@@ -118,7 +118,7 @@ def export_rows(
                     errors.append(error)
             if errors:
                 raise errors[0]
-            moments = {name: _moment(t.state) for name, t in tables.items()}
+            moments = _end_moments(tables)
         with raised_on_all_workers(strategy, "The export"):
             if is_chief:
                 tf.io.gfile.rename(incomplete, folder)
@@ -204,8 +204,13 @@ def _changed(
     return None
 
 
-def _moment(state: TableState) -> int | None:
-    return state.moment() if state.is_tracked else None
+def _end_moments(tables: Mapping[str, _Table]) -> dict[str, int | None]:
+    """Ends the present moment of each table; returns the moments."""
+    ended: dict[Any, int] = {}  # Tables of one engine share moments.
+    for state, _ in tables.values():
+        if state.is_tracked and state.moments not in ended:
+            ended[state.moments] = state.moment()
+    return {name: ended.get(t.state.moments) for name, t in tables.items()}
 
 
 class _Output(io.RawIOBase):
