@@ -17,7 +17,7 @@ from absl import logging
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.rows import Changing
+from tfrs_embed.checkpoint.rows import Changing, end_moments
 from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.private_tensorflow import checkpoint_management
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -166,7 +166,7 @@ class DeltaManager:
                         [each for each, _ in files],
                         save_relative_paths=True,
                     )
-        self._moments = {table: table.moment() for table in tables}
+        self._moments = end_moments(tables)
         self._last, self._files, self._reader = path, files, None
         if strategy.extended.should_checkpoint:
             self._remove(gone)

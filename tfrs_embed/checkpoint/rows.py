@@ -77,8 +77,11 @@ class Changing(abc.ABC):
             never was, or lost sight of its changes since.
         known_since: the first moment after which all changes are known.
         strategy: the strategy under which it is made; None: unknown.
+        moments: what numbers its moments, an object for all tables of an
+            engine; None: its changes can't be tracked.
     """
 
+    moments: Any = None
     strategy: tf.distribute.Strategy | None = None
     restored_from: str | None = None
     known_since = 0
@@ -112,6 +115,19 @@ class Changing(abc.ABC):
     @abc.abstractmethod
     def assigned(self) -> None:
         """Notes that all rows may have changed."""
+
+
+def end_moments(tables: Iterable[Changing]) -> dict[Changing, int]:
+    """Ends the present moment of tracked tables; returns its number by table.
+
+    Tables of one engine share their moments, of which there are not too many.
+    """
+    tracked = [table for table in tables if table.is_tracked]
+    ended: dict[Any, int] = {}
+    for table in tracked:
+        if table.moments not in ended:
+            ended[table.moments] = table.moment()
+    return {table: ended[table.moments] for table in tracked}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

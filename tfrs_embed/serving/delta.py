@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
+from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS, end_moments
 from tfrs_embed.serving.applying import DenseVariable, dense_name, part_name
 from tfrs_embed.serving.chain import LINK, Link, read_link
 from tfrs_embed.serving.tables import INDEX, ServedTable, ServedTables
@@ -36,15 +36,9 @@ class Exported:
 
     def end_moment(self) -> list[int]:
         """Ends the present moment of each table; returns the moments."""
-        ended: dict[int, int] = {}  # Tables of one engine share moments.
-        for table in self.tables.values():
-            moments = table.state.moments
-            if moments is not None and id(moments) not in ended:
-                ended[id(moments)] = table.state.moment()
-        return [
-            ended.get(id(table.state.moments), 0)
-            for table in self.tables.values()
-        ]
+        states = [table.state for table in self.tables.values()]
+        ended = end_moments(states)
+        return [ended.get(state, 0) for state in states]
 
 
 # By the models that were exported, and the exports' ids.

@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import escape
-from tfrs_embed.checkpoint.rows import KEYS, Changed, Rows, VariableRows
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    Changed,
+    Rows,
+    VariableRows,
+    end_moments,
+)
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.exporting import strategy_of
@@ -118,7 +124,8 @@ def export_rows(
                     errors.append(error)
             if errors:
                 raise errors[0]
-            moments = _end_moments(tables)
+            ended = end_moments(table.state for table in tables.values())
+            moments = {n: ended.get(t.state) for n, t in tables.items()}
         with raised_on_all_workers(strategy, "The export"):
             if is_chief:
                 tf.io.gfile.rename(incomplete, folder)
@@ -202,15 +209,6 @@ def _changed(
     if state.moments is not None:
         state.track_changes()  # An error if it wasn't tracked before.
     return None
-
-
-def _end_moments(tables: Mapping[str, _Table]) -> dict[str, int | None]:
-    """Ends the present moment of each table; returns the moments."""
-    ended: dict[Any, int] = {}  # Tables of one engine share moments.
-    for state, _ in tables.values():
-        if state.is_tracked and state.moments not in ended:
-            ended[state.moments] = state.moment()
-    return {name: ended.get(t.state.moments) for name, t in tables.items()}
 
 
 class _Output(io.RawIOBase):
