@@ -74,7 +74,7 @@ class KeepCalls : public tensorflow::GraphOptimizationPass {
   absl::Status Run(
       const tensorflow::GraphOptimizationPassOptions& options) override {
     auto* library = options.flib_def;
-    if (library == nullptr || !OnlyCpus(options)) return absl::OkStatus();
+    if (library == nullptr) return absl::OkStatus();
     std::unordered_set<std::string> called;
     const auto find = [&](const NodeDef& node) {
       const auto function = node.attr().find("f");
@@ -88,6 +88,7 @@ class KeepCalls : public tensorflow::GraphOptimizationPass {
     if (options.graph != nullptr) {
       for (const Node* node : (*options.graph)->op_nodes()) find(node->def());
     }
+    if (called.empty() || !OnlyCpus(options)) return absl::OkStatus();
     for (const std::string& name : called) {
       const tensorflow::FunctionDef* found = library->Find(name);
       if (found == nullptr) continue;
