@@ -16,7 +16,7 @@ from plans import on
 from processes import TESTS, environment
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
-pytestmark = on("keras:3")
+pytestmark = [pytest.mark.more, on("keras:3", tier="more")]
 
 
 class Stop(Exception):
@@ -101,7 +101,6 @@ def test_killed_processes_end_as_if_they_were_not(server, tmp_path):
     check_kills(server, "of unknown length", tmp_path, [11, 7])
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_kills(kind, server, tmp_path):
     kills = random.Random(kind).choices(range(1, 16), k=20 if ALL else 6)

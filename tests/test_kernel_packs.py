@@ -90,7 +90,7 @@ def test_places_and_handles_that_are_wrong():
             places=places,
             dims=[tables[f.table].shape[1] for f in features],
             T=tf.float32,
-            **cases._inputs(features),
+            **cases.describe(features),
         )
 
     # What is remembered of a call that fails must not mislead the next.

@@ -7,7 +7,10 @@ from delta_cases import PLACEMENTS, check_chain
 from plans import on
 
 
-@on("mirrored:2", "workers:2")
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", when=lambda placement: placement in ("column", "keys"))
+@on("workers:2", when=lambda placement: placement == "row")
+@on("workers:2", tier="more", when=lambda placement: placement == "keys")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_delta_restores_what_a_full_checkpoint_would(
     strategy, placement, tmp_path

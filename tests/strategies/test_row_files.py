@@ -14,7 +14,9 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export_rows
 
 
-@on("mirrored:2", "workers:2")
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", when=lambda placement: placement == "row")
+@on("workers:2", tier="more", when=lambda placement: placement == "column")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_workers_export_each_row_once(
     strategy, placement, tmp_path, monkeypatch
@@ -55,7 +57,7 @@ def test_workers_export_each_row_once(
         export_rows(job.layer, to, since)
 
 
-@on("mirrored:2", "workers:2")
+@on("mirrored:2", "workers:2", tier="more")
 def test_workers_with_columns_of_the_same_rows(strategy, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "BLOCK_BYTES", 2560)  # Ten rows of 64.
     folder = of_chief(strategy, tmp_path)

@@ -10,7 +10,8 @@ from tfrs_embed.serving import export, export_delta
 
 
 @pytest.mark.parametrize("rows", ["float32", "int8"])
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
+@on("mirrored:2", when=lambda rows: rows == "int8")
 def test_base_and_deltas_equal_an_export(strategy, tmp_path, rows):
     trainer, base = Trainer(strategy), tmp_path / "base"
     trainer.train(range(10))

@@ -35,8 +35,14 @@ class Exported:
     moments: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
     def end_moment(self) -> list[int]:
-        """Ends the present moment of each table; returns the moments."""
+        """Ends the present moment of each table; returns the moments.
+
+        Raises a RuntimeError if a table's changes could be tracked, and aren't.
+        """
         states = [table.state for table in self.tables.values()]
+        for state in states:
+            if state.moments is not None and not state.is_tracked:
+                state.moment()  # The error that says what to do.
         ended = end_moments(states)
         return [ended.get(state, 0) for state in states]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -16,8 +17,10 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, TableUpdate, scatter_update
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
-from tfrs_embed.storage.row_marks import RowMarks
 from tfrs_embed.storage.row_store import RowStore, StoredTable
+
+if TYPE_CHECKING:
+    from tfrs_embed.storage.row_marks import RowMarks
 
 # A table that grows gets one spare row for this many rows.
 _SPARE_PART = 32
@@ -104,6 +107,9 @@ class MemoryRows(RowStore):
         )
 
     def _make_marks(self) -> RowMarks:
+        # Few programs track changes.
+        from tfrs_embed.storage.row_marks import RowMarks
+
         rows, growing = {}, []
         with tf.init_scope():
             for table, variables in self._variables.items():

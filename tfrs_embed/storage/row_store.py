@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,7 +20,9 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import Marks, TableUpdate
 from tfrs_embed.optimizers.rules import Slot
-from tfrs_embed.storage.row_marks import RowMarks
+
+if TYPE_CHECKING:
+    from tfrs_embed.storage.row_marks import RowMarks
 
 
 @dataclasses.dataclass(frozen=True)
