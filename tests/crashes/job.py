@@ -190,6 +190,9 @@ def train(job, args, watch, chief, record):
                 chains.compact(reader, f"{path}-full", lambda size: None)
         elif args.save == "deltas":
             manager.save()
+            # What a thread writes is watched too, and by itself: copies are
+            # made of files that nobody else changes.
+            manager.wait()
         else:
             manager.save(epoch + 1)
         if args.strategy == "one" and args.save == "manager":
