@@ -244,7 +244,7 @@ class _Merger:
         return f"{self._path}{folder}/{part}{SUFFIX}"
 
     def _integers(self, file: int, part: str) -> np.ndarray:
-        """Reads a vector of a file, in blocks."""
+        """Reads a vector of a file."""
         reader, key = self._files[file], self._key(file, part)
         if reader.shapes[key][0] == 0:
             return np.zeros([0], np.int64)

@@ -206,8 +206,11 @@ class DeltaManager:
         if path is None:
             return None
         # Kept for layers that are built after this.
-        self._reader = chain.read(path)
-        for file in chain.files_of(path):
+        self._reader = reader = chain.read(path)
+        files = [reader]
+        if isinstance(reader, chain.ChainReader):
+            files = reader.files
+        for file in files:
             _verify(file)
         self._tables()
         self._checkpoint.restore(path)
@@ -245,10 +248,11 @@ class DeltaManager:
                     "restore_or_initialize was not called."
                 )
         header, known = chain.Header(uuid.uuid4().hex), self._known()
-        wait = self._in_background(strategy)
-        if self._last is None or (self._is_full_due() and not wait):
-            return chain.Writing(header, {}, {})
-        if not known[-1][1].id:  # Another manager has saved it.
+        saves_in_full = self._is_full_due() and not self._in_background(
+            strategy
+        )
+        # The last file is in no chain if another manager has saved it.
+        if self._last is None or not known[-1][1].id or saves_in_full:
             return chain.Writing(header, {}, {})
         path, before, moments = self._last, known[-1][1], self._moments
         if self._next is not None and self._next.is_done:

@@ -74,17 +74,9 @@ class SaveCallback(kerases.Hooks):
             if every_seconds is None
             else number(every_seconds, "every_seconds")
         )
-        self._model: Any = None
-        self._steps: int | None = None
         self._train: Any = None
         self._wrapped: Any = None
         self._before: tuple[str, Any] | None = None
-
-    def set_model(self, model: Any) -> None:
-        self._model = model
-
-    def set_params(self, params: Any) -> None:
-        self._steps = (params or {}).get("steps")
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes `fit` begin at a restored position.
@@ -144,10 +136,7 @@ class SaveCallback(kerases.Hooks):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._begin < self._until:
             return
-        end = batch + 1
-        if self._steps is not None:
-            # With steps_per_execution, Keras 3 counts beyond the last one.
-            end = min(end, self._steps)
+        end = self._steps_until(batch)
         self._since += end - self._begin
         if self._position is not None:
             self._position.step = end

@@ -97,7 +97,13 @@ def spec(symbolic: Any) -> tf.TypeSpec:
 
 
 class Hooks:
-    """A callback of either Keras without any effect."""
+    """A callback of either Keras without any effect.
+
+    Keras sets the model, and the number of steps in an epoch if it knows it.
+    """
+
+    _model: Any = None
+    _steps: int | None = None
 
     # Neither Keras needs to wait for the step's logs.
     async_safe = True
@@ -110,6 +116,18 @@ class Hooks:
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
+
+    def set_model(self, model: Any) -> None:
+        self._model = model
+
+    def set_params(self, params: Any) -> None:
+        self._steps = (params or {}).get("steps")
+
+    def _steps_until(self, batch: int) -> int:
+        """Returns how many steps of the epoch are done after a batch."""
+        # With steps_per_execution several steps end in one batch, and Keras 3
+        # counts the steps beyond an epoch's last one, too.
+        return batch + 1 if self._steps is None else min(batch + 1, self._steps)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -199,18 +199,21 @@ class KeyedVariable(CompositeVariable, Saved):
         for shard, keys, start in zip(
             rows.shards, of_shards, starts, strict=True
         ):
+            if self._part == KEYS:
+                writer.add_blocks(
+                    in_delta(key), tf.constant(keys), total, start
+                )
+                continue
+            numbers = shard.key_table.find(tf.constant(keys)).numpy()
             if self._part in rows.names:
-                numbers = shard.key_table.find(tf.constant(keys)).numpy()
                 for at, size in blocks([len(keys), *shape[1:]], tf.float32):
                     block = shard.gather(self._part, numbers[at : at + size])
                     writer.add_rows(in_delta(key), shape, start + at, block)
                 continue
-            if self._part != KEYS:
-                live = shard.live()
-                order = np.argsort(live.keys)
-                places = np.searchsorted(live.keys, keys, sorter=order)
-                keys = getattr(live, self._part)[order[places]]
-            writer.add_blocks(in_delta(key), tf.constant(keys), total, start)
+            live = shard.live()
+            places = np.searchsorted(live.rows, numbers)
+            counters = tf.constant(getattr(live, self._part)[places])
+            writer.add_blocks(in_delta(key), counters, total, start)
         rows.require_moment(before, "it was saved")
 
     def check(self, key: str, reader: BundleReader) -> None:

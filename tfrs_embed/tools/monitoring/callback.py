@@ -84,8 +84,6 @@ class TableStatistics(kerases.Hooks):
             else list(itertools.islice(batches, MOST_BATCHES))
         )
         self.reports: list[StatisticsReport] = []
-        self._model: Any = None
-        self._steps: int | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -93,12 +91,6 @@ class TableStatistics(kerases.Hooks):
         self._log: StatisticsLog | None = None
         self._step = 0
         self._in_epoch = 0
-
-    def set_model(self, model: Any) -> None:
-        self._model = model
-
-    def set_params(self, params: Any) -> None:
-        self._steps = (params or {}).get("steps")
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks arguments, and measures tables that were built before.
@@ -138,11 +130,7 @@ class TableStatistics(kerases.Hooks):
         self._in_epoch = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # With steps_per_execution several steps end here, and Keras 3 counts
-        # the steps beyond an epoch's last one, too.
-        end = batch + 1
-        if self._steps is not None:
-            end = min(end, self._steps)
+        end = self._steps_until(batch)
         done = end - self._in_epoch
         self._in_epoch = end
         before, self._step = self._step, self._step + done
