@@ -67,8 +67,9 @@ bool OnlyCpus(const tensorflow::GraphOptimizationPassOptions& options) {
   return true;
 }
 
-// Keeps TensorFlow from replacing calls by what the functions do. Without this
-// library it may: running a function takes longer.
+// Keeps TensorFlow from replacing calls by what the functions do, and from moving
+// constant inputs into the functions. Without this library it may: running a
+// function takes longer.
 class KeepCalls : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
@@ -93,7 +94,9 @@ class KeepCalls : public tensorflow::GraphOptimizationPass {
       const tensorflow::FunctionDef* found = library->Find(name);
       if (found == nullptr) continue;
       tensorflow::FunctionDef function = *found;
-      (*function.mutable_attr())["_noinline"].set_b(true);
+      for (const char* attribute : {"_noinline", "_nospecialize"}) {
+        (*function.mutable_attr())[attribute].set_b(true);
+      }
       TF_RETURN_IF_ERROR(library->ReplaceFunction(name, function));
     }
     return absl::OkStatus();
