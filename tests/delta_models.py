@@ -1,5 +1,7 @@
 """A model that is exported and then updated by deltas, and its training."""
 
+import contextlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -24,9 +26,14 @@ SPECS = {name: tf.TensorSpec([None], tf.int64) for name in ASKED}
 
 
 class Model(keras.Model):
-    """A large table, a small one, and one of keys; and dense variables."""
+    """A large table, a small one, and one of keys; and dense variables.
 
-    def __init__(self):
+    Args:
+        options: more large tables by name, each the options of its config; a
+            `DistributedEmbedding` holds all of them. None: there are none.
+    """
+
+    def __init__(self, options=None):
         super().__init__()
         tables = {
             "movie": tfrs_embed.TableConfig("movie", ROWS, DIM),
@@ -35,21 +42,31 @@ class Model(keras.Model):
                 "user", 16, DIM, keys=tfrs_embed.DynamicKeys()
             ),
         }
-        self.layer = layers.PartialTPUEmbedding(
+        self.names = list(options or {})
+        for name in self.names:
+            tables[name] = tfrs_embed.TableConfig(
+                name, ROWS, 16, **options[name]
+            )
+        kind = layers.PartialTPUEmbedding
+        if options is not None:
+            kind = layers.DistributedEmbedding
+        self.layer = kind(
             {n: tfrs_embed.FeatureConfig(n, t) for n, t in tables.items()},
-            "adagrad",
+            optimizer="adagrad",
             size_threshold=8,
         )
         self.layer.build(None)
-        # A Keras layer holds the table of hours.
-        for name in ("movie", "user"):
-            self.layer.tables[name].track_changes()
+        # A Keras layer may hold the table of hours.
+        for table in self.layer.tables.values():
+            with contextlib.suppress(NotImplementedError):
+                table.track_changes()
         self.norm = keras.layers.BatchNormalization()
         self.dense = keras.layers.Dense(2)
 
     def call(self, inputs, training=False):
+        inputs = {**inputs, **{n: inputs["movie"] for n in self.names}}
         vectors = self.layer(inputs, training=training)
-        joined = tf.concat([vectors[name] for name in ASKED], 1)
+        joined = tf.concat([vectors[name] for name in inputs], 1)
         return self.dense(self.norm(joined, training=training))
 
     @property
@@ -63,12 +80,13 @@ class Trainer:
 
     Args:
         strategy: where the model is made.
+        options: as those of `Model`.
     """
 
-    def __init__(self, strategy):
+    def __init__(self, strategy, options=None):
         self.size = 4 * strategy.num_replicas_in_sync
         with strategy.scope():
-            self.model = Model()
+            self.model = Model(options)
             self.model.compile(keras.optimizers.SGD(0.02), "mse")
         self.random = np.random.default_rng(1)
 

@@ -232,6 +232,13 @@ class Rows(Saved):
     def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
         """Returns rows that this process holds, by their numbers."""
 
+    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+        """Returns rows that any worker holds, by their numbers.
+
+        If workers divide the table, all must call with the same numbers.
+        """
+        return self.gather_rows(rows)
+
     @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Writes rows [n, dim] or [n], from row `start` on."""

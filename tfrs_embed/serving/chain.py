@@ -10,9 +10,11 @@ import dataclasses
 import os
 import secrets
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import key_of
+from tfrs_embed.serving.workers import joined
 
 #: The ids of an updatable export and of the deltas it was given, [n] int64.
 IDS = key_of("applied/ids")
@@ -45,6 +47,17 @@ class Link:
     def next(self) -> Link:
         """A new delta that builds on this place."""
         return Link(self.model, self.number + 1, _random(), self.id)
+
+    def agreed(self, strategy: tf.distribute.Strategy) -> Link:
+        """Returns the link of one of the workers, the same on all of them.
+
+        Raises a ValueError if they build on different places.
+        """
+        mine = np.array(dataclasses.astuple(self))
+        links = joined(strategy, mine).reshape(-1, len(mine))
+        if self.number and len(np.unique(links[:, [0, 1, 3]], axis=0)) > 1:
+            raise ValueError("The workers give different paths in since.")
+        return Link(*links[0].tolist())
 
 
 def _random() -> int:

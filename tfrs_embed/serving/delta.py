@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import weakref
@@ -12,11 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS, end_moments
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    REMOVED,
+    ROWS,
+    Changed,
+    end_moments,
+)
+from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.serving.applying import DenseVariable, dense_name, part_name
 from tfrs_embed.serving.chain import LINK, Link, read_link
 from tfrs_embed.serving.tables import INDEX, ServedTable, ServedTables
 from tfrs_embed.serving.values import Blocks
+from tfrs_embed.serving.workers import incomplete, joined, strategy_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,17 @@ class Exported:
                 state.moment()  # The error that says what to do.
         ended = end_moments(states)
         return [ended.get(state, 0) for state in states]
+
+    def changed(self, since: int) -> list[Changed | None]:
+        """Returns what has changed in each table since an export or a delta.
+
+        None: that isn't known, and all rows count as changed.
+        """
+        states = [table.state for table in self.tables.values()]
+        return [
+            None if state.moments is None else state.changed(moment)
+            for state, moment in zip(states, self.moments[since], strict=True)
+        ]
 
 
 # By the models that were exported, and the exports' ids.
@@ -110,9 +130,14 @@ def export_delta(
         >>> served.apply_delta("models/delta-1")["number"].numpy().item()
         1
 
+    With several workers all of them call this function, with the same paths,
+    which all can see. Each sends its changed rows to all; the chief writes.
+    Call it between steps.
+
     The delta is a checkpoint that `tf.train.load_checkpoint` reads. It is
     written to the folder `path` + ".incomplete"; its index, without which it
-    is no checkpoint, is the last file to be renamed.
+    is no checkpoint, is the last file to be renamed. After an error there is no
+    delta, and the next one has what this one would have had.
 
     Args:
         model: the model that was exported, in the same process: another process
@@ -126,78 +151,86 @@ def export_delta(
 
     Raises:
         ValueError: there is a checkpoint at `path`; `since` is no updatable
-            export and no delta, or of another model or process; a table was
-            restored since, or lost more than twice as many keys as it has room
-            for; or a table has values that can't be stored in the export's
-            dtype of rows. No delta is written, and the next one has
-            what this one would have had.
+            export and no delta, of another model or process, or not the same
+            on all workers; a table was restored since, or lost more than twice
+            as many keys as it has room for; or a table has values that can't
+            be stored in the export's dtype of rows.
+        RuntimeError: the export failed on another worker.
     """
     path, since = os.fspath(path), os.fspath(since)
-    if tf.io.gfile.exists(f"{path}.index"):
-        raise ValueError(f"'{path}' is there already: write to a new path.")
-    base = read_link(since)
-    exported = _EXPORTED.get(model, {}).get(base.model)
-    if exported is None or base.id not in exported.moments:
-        raise ValueError(
-            f"'{since}' is of another model than '{model.name}', or of another "
-            "process: the rows that changed since are not known. Export the "
-            "model with updatable=True."
-        )
-    link, moments = base.next(), exported.end_moment()
-    folder = f"{path}.incomplete"
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)  # Left by a process that was killed.
-    try:
-        tf.io.gfile.makedirs(folder)
-        writer = bundle.BundleWriter(f"{folder}/part")
-        blocks = Blocks(writer)
-        for name, number in zip(LINK, dataclasses.astuple(link), strict=True):
-            writer.add(name, tf.constant(number, tf.int64))
-        for i, (variable, _) in enumerate(exported.variables):
-            writer.add(dense_name(i), variable.read_value())
-        for (owner, table), moment in zip(
-            exported.tables.items(), exported.moments[base.id], strict=True
-        ):
-            for name, shape, start, part in _parts(table, moment):
-                blocks.add(part_name(*owner, name), shape, start, part)
-        bundle.merge(writer.finish(), f"{folder}/delta")
-        _move(f"{folder}/delta", path)
-    finally:
-        if tf.io.gfile.exists(folder):
-            tf.io.gfile.rmtree(folder)
+    strategy = strategy_of(model)
+    writes = strategy.extended.should_checkpoint
+    with contextlib.ExitStack() as stack:
+        with raised_on_all_workers(strategy, "The export of a delta"):
+            if tf.io.gfile.exists(f"{path}.index"):
+                raise ValueError(
+                    f"'{path}' is there already: write to a new path."
+                )
+            base = read_link(since)
+            exported = _EXPORTED.get(model, {}).get(base.model)
+            if exported is None or base.id not in exported.moments:
+                raise ValueError(
+                    f"'{since}' is of another model than '{model.name}', or of "
+                    "another process: the rows that changed since are not "
+                    "known. Export the model with updatable=True."
+                )
+            moments = exported.end_moment()
+            changed = exported.changed(base.id)
+            folder = stack.enter_context(incomplete(path, writes))
+        with raised_on_all_workers(strategy, "The export of a delta"):
+            link = base.next().agreed(strategy)
+            writer = bundle.BundleWriter(f"{folder}/part")
+            blocks = Blocks(writer)
+            for each in _values(exported, link, changed, strategy):
+                # A worker that doesn't write reads for the others.
+                if writes:
+                    blocks.add(*each)
+            if writes:
+                bundle.merge(writer.finish(), f"{folder}/delta")
+                _move(f"{folder}/delta", path)
     exported.moments[link.id] = moments
     return link.number
 
 
-def _changed(
-    table: ServedTable, since: int
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns vectors of a table in a delta, by name, and the changed rows."""
-    state = table.state
-    if state.moments is None:
-        rows = np.arange(state.spec.vocabulary_size)
-        return {ROWS: rows}, rows
-    changed = state.changed(since)
-    if INDEX not in table.variables:
-        return {ROWS: changed.rows}, changed.rows
-    keys, removed = np.sort(changed.rows), np.sort(changed.removed)
-    return {KEYS: keys, REMOVED: removed}, keys
+def _values(
+    exported: Exported,
+    link: Link,
+    changed: Sequence[Changed | None],
+    strategy: tf.distribute.Strategy,
+) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
+    """Yields a delta's tensors in blocks: name, shape, first row, block."""
+    for name, number in zip(LINK, dataclasses.astuple(link), strict=True):
+        yield name, [], 0, tf.constant(number, tf.int64)
+    for i, (variable, _) in enumerate(exported.variables):
+        yield dense_name(i), variable.shape, 0, variable.read_value()
+    for (owner, table), its_changes in zip(
+        exported.tables.items(), changed, strict=True
+    ):
+        for name, *block in _parts(table, its_changes, strategy):
+            yield part_name(*owner, name), *block
 
 
 def _parts(
-    table: ServedTable, since: int
-) -> Iterator[tuple[str, list[int], int, tf.Tensor]]:
-    """Yields blocks of a table's parts: name, shape, first row, block."""
-    vectors, rows = _changed(table, since)
-    for name, values in vectors.items():
-        yield name, [len(values)], 0, tf.constant(values, tf.int64)
-    shape = [len(rows), table.state.spec.dim]
-    # An empty part has a block, too.
-    for start, size in list(bundle.blocks(shape, tf.float32)) or [(0, 0)]:
-        for name, block in table.encode_rows(
-            rows[start : start + size]
-        ).items():
-            yield name, [len(rows), *block.shape[1:]], start, block
+    table: ServedTable,
+    changed: Changed | None,
+    strategy: tf.distribute.Strategy,
+) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
+    """Yields blocks of a table's parts; None: all of its rows have changed."""
+    if changed is None:
+        rows = np.arange(table.state.spec.vocabulary_size)
+        vectors, blocks = {ROWS: rows}, table.blocks()
+    else:
+        # Workers with copies, or with other columns, have the same rows.
+        rows = np.unique(joined(strategy, changed.rows))
+        vectors, blocks = {ROWS: rows}, table.blocks_of(rows)
+        if INDEX in table.variables:
+            removed = np.sort(joined(strategy, changed.removed))
+            vectors = {KEYS: rows, REMOVED: removed}
+    for name, numbers in vectors.items():
+        yield name, [len(numbers)], 0, tf.constant(numbers, tf.int64)
+    for start, block in blocks:
+        for name, values in block.items():
+            yield name, [len(rows), *values.shape[1:]], start, values
 
 
 def _move(prefix: str, path: str) -> None:

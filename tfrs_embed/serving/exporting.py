@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -22,6 +21,7 @@ from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
+from tfrs_embed.serving.workers import incomplete, remove, strategy_of
 
 
 def export(
@@ -100,7 +100,7 @@ def export(
             of the last delta that was applied. All tables of the model must
             track changes (`layer.tables[name].track_changes()`), except those
             that a Keras layer or a TPU holds, which are in each delta as a
-            whole. For models that one process trains.
+            whole.
         overwrite: whether to replace a SavedModel at `path`. Servers read a
             model's folder once: for a model that is being served, export a new
             version to another folder.
@@ -114,8 +114,8 @@ def export(
             with the `input_signature`; an input or output has no name, or two
             have one name; `path` exists and is no empty folder, or with
             `overwrite` no SavedModel; `rows` is unknown; a table has values
-            that can't be stored as `rows`; or with `updatable` several workers
-            train the model, or a signature is named "apply_delta".
+            that can't be stored as `rows`; or with `updatable` a signature is
+            named "apply_delta".
         RuntimeError: the export failed on another worker; or with `updatable` a
             table doesn't track changes.
     """
@@ -128,23 +128,27 @@ def export(
     writes = strategy.extended.should_checkpoint
     applied = None
     if updatable:
-        _require_updatable(functions, strategy)
-        applied = Applied(Link.first())
+        if APPLY_DELTA in functions:
+            raise ValueError(
+                f"updatable=True makes the signature '{APPLY_DELTA}': give "
+                "yours another name."
+            )
+        applied = Applied(Link.first().agreed(strategy))
     with contextlib.ExitStack() as stack:
         with raised_on_all_workers(strategy, "The export"):
             if writes:
                 _require_free(path, overwrite)
-                folder = f"{path}.incomplete"
-                _remove(folder)  # Left by an export that was killed.
-                stack.callback(_remove, folder)
+                folder = stack.enter_context(incomplete(path, writes))
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
+        with raised_on_all_workers(strategy, "The export"):
+            # It reads variables of all workers, such as moving means.
             dense = save_graph(model, functions, tables, applied, folder)
-        others: dict[str, tf.Tensor] = {}
-        if applied is not None:
-            # What changes from now on is in the first delta.
-            remember(model, applied.link, tables, dense)
-            others[IDS] = tf.constant([applied.link.id], tf.int64)
+            others: dict[str, tf.Tensor] = {}
+            if applied is not None:
+                # What changes from now on is in the first delta.
+                remember(model, applied.link, tables, dense)
+                others[IDS] = tf.constant([applied.link.id], tf.int64)
         with raised_on_all_workers(strategy, "The export"):
             # The last folder's name is often a version's number.
             name = "/".join(path.split("/")[-2:])
@@ -159,32 +163,6 @@ def export(
                 fingerprinting_utils.write_fingerprint(folder)
                 _require_free(path, overwrite)
                 _move(folder, path)
-
-
-def strategy_of(model: Any) -> tf.distribute.Strategy:
-    """Returns the strategy under which a model was made."""
-    for weight in model.weights:
-        variable = kerases.variable(weight)
-        strategy = getattr(variable, "_distribute_strategy", None)
-        if strategy is not None:
-            return strategy
-    return tf.distribute.get_strategy()
-
-
-def _require_updatable(
-    functions: Mapping[str, Any], strategy: tf.distribute.Strategy
-) -> None:
-    """Raises a ValueError if a model can't be exported with updatable=True."""
-    if APPLY_DELTA in functions:
-        raise ValueError(
-            f"updatable=True makes the signature '{APPLY_DELTA}': give yours "
-            "another name."
-        )
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        raise ValueError(
-            "updatable=True is for models that one process trains: changed "
-            "rows of several workers are not gathered."
-        )
 
 
 def _require_free(path: str, overwrite: bool) -> None:
@@ -211,12 +189,7 @@ def _move(folder: str, path: str) -> None:
         tf.io.gfile.rename(folder, path)
         return
     replaced = f"{path}.replaced"
-    _remove(replaced)  # Left by an export that was killed here.
+    remove(replaced)  # Left by an export that was killed here.
     tf.io.gfile.rename(path, replaced)
     tf.io.gfile.rename(folder, path)
-    _remove(replaced)
-
-
-def _remove(folder: str) -> None:
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)
+    remove(replaced)

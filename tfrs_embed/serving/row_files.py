@@ -24,7 +24,8 @@ from tfrs_embed.checkpoint.rows import (
 )
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.serving.exporting import strategy_of
+from tfrs_embed.serving.tables import unique_name
+from tfrs_embed.serving.workers import incomplete, joined, strategy_of
 from tfrs_embed.storage.table_state import Tables, TableState
 
 
@@ -95,7 +96,6 @@ def export_rows(
             another worker.
     """
     folder = os.fspath(folder).rstrip("/")
-    incomplete = f"{folder}.incomplete"
     strategy, worker = strategy_of(model), 0
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         worker = strategy.cluster_resolver.task_id
@@ -105,18 +105,15 @@ def export_rows(
             pyarrow = _import_pyarrow()
             tables = _tables_of(model)
             changed = {k: _changed(k, t, since) for k, t in tables.items()}
-            if is_chief:
-                if tf.io.gfile.exists(folder):
-                    raise ValueError(
-                        f"'{folder}' exists: export rows to a new folder."
-                    )
-                _remove(incomplete)  # Left by an export that was killed.
-                stack.callback(_remove, incomplete)
-                tf.io.gfile.makedirs(incomplete)
+            if is_chief and tf.io.gfile.exists(folder):
+                raise ValueError(
+                    f"'{folder}' exists: export rows to a new folder."
+                )
+            temporary = stack.enter_context(incomplete(folder, is_chief))
         with raised_on_all_workers(strategy, "The export"):
             errors = []
             for name, table in tables.items():
-                to = _Files(pyarrow, f"{incomplete}/{name}", worker)
+                to = _Files(pyarrow, f"{temporary}/{name}", worker)
                 try:
                     _write(to, table, changed[name], is_chief)
                 except Exception as error:
@@ -128,7 +125,7 @@ def export_rows(
             moments = {n: ended.get(t.state) for n, t in tables.items()}
         with raised_on_all_workers(strategy, "The export"):
             if is_chief:
-                tf.io.gfile.rename(incomplete, folder)
+                tf.io.gfile.rename(temporary, folder)
     return moments
 
 
@@ -159,11 +156,7 @@ def _tables_of(model: Any) -> dict[str, _Table]:
         tables = inspect.getattr_static(layer, "tables", None)
         if not isinstance(tables, Tables):
             continue
-        name, number = layer.name, 1
-        while name in layers:
-            # Layers of a model inside the model may have the same name.
-            name, number = f"{layer.name}_{number}", number + 1
-        layers[name] = layer
+        name = unique_name(layer, layers)
         for table, state in tables.items():
             if not state.variables:
                 raise ValueError(
@@ -338,46 +331,21 @@ def _by_number(
 def _of_columns(
     table: Rows, changed: Changed | None, strategy: Any
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads blocks of rows together with the workers that have other columns.
+    """Reads rows together with the workers that have other columns.
 
     The worker that has the first columns yields them.
     """
-    all_blocks = [*blocks(table.shape.as_list(), tf.float32)]
-    wanted = [np.arange(start, start + size) for start, size in all_blocks]
+    wanted = np.arange(table.shape[0])
     if changed is not None:
-        starts = [start for start, _ in all_blocks[1:]]
-        places = np.searchsorted(changed.rows, starts)
-        wanted = np.split(changed.rows, places)
-    # A worker that has no columns doesn't know which rows have changed.
-    anywhere = _sum(strategy, [len(numbers) for numbers in wanted])
-    with table.reading():
-        for (start, size), here, count in zip(
-            all_blocks, wanted, anywhere, strict=True
-        ):
-            if count:
-                rows = _as_float32(table.read_rows(start, size))
-                if table.is_first:
-                    yield here, rows[here - start]
-
-
-def _sum(strategy: tf.distribute.Strategy, values: list[int]) -> np.ndarray:
-    """Adds the replicas' values."""
-
-    @tf.function(autograph=False)
-    def add() -> Any:
-        def of_replica() -> tf.Tensor:
-            replica: Any = tf.distribute.get_replica_context()
-            return replica.all_reduce("sum", tf.constant(values, tf.int64))
-
-        return strategy.experimental_local_results(strategy.run(of_replica))[0]
-
-    return add().numpy()
+        # A worker that has no columns doesn't know which rows have changed.
+        wanted = np.unique(joined(strategy, changed.rows))
+    shape = [len(wanted), *table.shape[1:]]
+    for start, size in blocks(shape, tf.float32):
+        here = wanted[start : start + size]
+        rows = table.collect_rows(here)
+        if table.is_first:
+            yield here, _as_float32(rows)
 
 
 def _as_float32(rows: tf.Tensor) -> np.ndarray:
     return np.asarray(rows.numpy(), np.float32)
-
-
-def _remove(folder: str) -> None:
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)

@@ -96,11 +96,7 @@ class ServedTables:
         return [found[i] for i in range(len(tables))]
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
-        name, number = layer.name, 1
-        while self.layers.get(name, layer) is not layer:
-            # Layers of a model inside the model may have the same name.
-            name, number = f"{layer.name}_{number}", number + 1
-        self.layers[name] = layer
+        name = unique_name(layer, self.layers)
         tables, table = self.by_layer.setdefault(name, {}), state.spec.name
         if table not in tables:
             with tf.init_scope():
@@ -120,6 +116,15 @@ class ServedTables:
         """The tables, layer after layer."""
         for tables in self.by_layer.values():
             yield from tables.values()
+
+
+def unique_name(layer: Any, layers: dict[str, Any]) -> str:
+    """Adds a layer to others by their unique names; returns its name."""
+    name, number = layer.name, 1
+    while layers.setdefault(name, layer) is not layer:
+        # Layers of a model inside the model may have the same name.
+        name, number = f"{layer.name}_{number}", number + 1
+    return name
 
 
 def _end(num_keys: int) -> int:
@@ -235,9 +240,17 @@ class ServedTable(Trackable):
             rows = tf.cast(rows, tf.float32)
             return stored_rows.encode(self.name, rows, self._dtype)
 
-    def encode_rows(self, rows: np.ndarray) -> dict[str, tf.Tensor]:
-        """Encodes rows in training, by their numbers or keys; see `encode`."""
-        return self.encode(self._rows_in_training().gather_rows(rows))
+    def blocks_of(
+        self, rows: np.ndarray
+    ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        """Yields `blocks` of rows in training, by their numbers or keys.
+
+        No rows are one block, too.
+        """
+        table, shape = self._rows_in_training(), [len(rows), self._shape[1]]
+        for start, size in [*bundle.blocks(shape, tf.float32)] or [(0, 0)]:
+            here = table.collect_rows(rows[start : start + size])
+            yield start, self.encode(here)
 
     def _rows_in_training(self) -> Any:
         table = self._source[PARAMETERS]

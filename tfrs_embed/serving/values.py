@@ -24,10 +24,11 @@ class Blocks:
         self, key: str, shape: Sequence[int], start: int, rows: tf.Tensor
     ) -> None:
         """Adds rows of a tensor of `shape`, from row `start` on."""
-        end = start + rows.shape[0]
-        if end - start == shape[0]:
+        if rows.shape == shape:
             self._writer.add(key, rows)
-        elif rows.dtype == tf.float16:
+            return
+        end = start + rows.shape[0]
+        if rows.dtype == tf.float16:
             # TensorFlow can't put slices of this dtype together.
             if start == 0:
                 self._halves[key] = np.empty(shape, np.float16)

@@ -137,12 +137,18 @@ class KeyedRows:
             found.append(HeldRows(len(keys), row * len(keys), gather, keys))
         return found
 
-    def gather(self, name: str, keys: np.ndarray) -> np.ndarray:
-        """Returns rows, [n, ...], of keys that have rows in this process."""
-        shape = (len(keys), *self.row_shape(name))
-        found = np.empty(shape, np.float32)
-        for shard, places, rows in self._located(keys):
-            found[places] = shard.gather(name, rows)
+    def collect(self, name: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows, [n, ...], of keys that have rows.
+
+        All workers must call with the same keys.
+        """
+        here = [
+            shard.gather(name, rows).numpy()
+            for shard, _, rows in self._located(keys)
+        ]
+        order = np.argsort(shards_of(keys, self.replicas.world), kind="stable")
+        found = np.empty((len(keys), *self.row_shape(name)), np.float32)
+        found[order] = np.concatenate(self._gather(here))
         return found
 
     def have_rows(self, keys: np.ndarray) -> np.ndarray:

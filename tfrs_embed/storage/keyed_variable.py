@@ -74,9 +74,9 @@ class KeyedVariable(CompositeVariable, Saved):
     def numpy(self) -> np.ndarray:
         return self._rows.read(self._part)
 
-    def gather_rows(self, keys: np.ndarray) -> np.ndarray:
-        """Returns rows of the keys, which this process holds."""
-        return self._rows.gather(self._part, keys)
+    def collect_rows(self, keys: np.ndarray) -> np.ndarray:
+        """Returns rows of keys; all workers must call with the same keys."""
+        return self._rows.collect(self._part, keys)
 
     def held(self) -> list[HeldRows]:
         if self._part not in self._rows.names:

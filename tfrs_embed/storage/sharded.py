@@ -28,6 +28,7 @@ from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
+from tfrs_embed.storage.gathering import Gathering
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
@@ -46,6 +47,16 @@ class Part(NamedTuple):
     rows: range
     columns: tuple[int, int] | None = None
     offset: int = 0
+
+    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Finds rows by their numbers: places in `rows`, and in the variable.
+
+        It leaves out rows that the variable doesn't hold.
+        """
+        row = (rows - self.rows.start) // self.rows.step
+        here = (row >= 0) & (row < len(self.rows))
+        here &= self.rows.start + row * self.rows.step == rows
+        return np.flatnonzero(here), self.offset + row[here]
 
     def within(self, start: int, size: int) -> tuple[int, int]:
         """Returns which of `rows` are in [start, start + size): first, end."""
@@ -141,6 +152,7 @@ class ShardedVariable(CompositeVariable, Rows):
             max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
         self._channel = replicas.allocate(2)
+        self._collect = Gathering(replicas, f"read '{self._shared_name}'")
         row = tf.TensorSpec([], tf.int32)
         self._gather = TracedOnce(self._gather_block, row)
         self._swap = TracedOnce(self._swap_block, row)
@@ -262,28 +274,37 @@ class ShardedVariable(CompositeVariable, Rows):
     def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
         return self._gather_parts(rows, self._sources())
 
+    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+        if self._replicas is None or self.workers == 1:
+            return self.gather_rows(rows)
+        held = self._held_by_rank()
+        none = np.zeros([0, *self._row], self.dtype.as_numpy_dtype)
+        here = [
+            self._of_part(rows, self._by_rank[rank], held[rank]).numpy()
+            if rank in held
+            else none
+            for rank in self._replicas.ranks
+        ]
+        by_rank = self._collect(here)
+        return _joined(
+            rows, [(p, by_rank[rank]) for rank, p in self._by_rank.items()]
+        )
+
     def _gather_parts(
         self, rows: np.ndarray, parts: Sequence[tuple[Part, tf.Variable]]
     ) -> tf.Tensor:
         """Returns rows by their numbers, of parts that have all of them."""
-        found: dict[Any, list[tuple[np.ndarray, tf.Tensor]]] = {}
-        for part, variable in parts:
-            row = (rows - part.rows.start) // part.rows.step
-            here = (row >= 0) & (row < len(part.rows))
-            here &= part.rows.start + row * part.rows.step == rows
-            with tf.device(variable.device):
-                numbers = tf.constant(part.offset + row[here], tf.int64)
-                values = self._unpadded(tf.gather(variable, numbers))
-            with tf.device("CPU:0"):
-                found.setdefault(part.columns, []).append(
-                    (np.flatnonzero(here), tf.identity(values))
-                )
+        return _joined(rows, [(p, self._of_part(rows, p, v)) for p, v in parts])
+
+    def _of_part(
+        self, rows: np.ndarray, part: Part, variable: tf.Variable
+    ) -> tf.Tensor:
+        """Returns those rows that a part has, in the host's memory."""
+        with tf.device(variable.device):
+            numbers = tf.constant(part.find(rows)[1], tf.int64)
+            values = self._unpadded(tf.gather(variable, numbers))
         with tf.device("CPU:0"):
-            columns = [
-                tf.dynamic_stitch(*zip(*each, strict=True))
-                for each in found.values()
-            ]
-            return concat(columns, 1)
+            return tf.identity(values)
 
     def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows without a variable's columns beyond the table's."""
@@ -368,12 +389,16 @@ class ShardedVariable(CompositeVariable, Rows):
         name = f"'{self._shared_name}'"
         return waits.together(self._replicas, f"{action} {name}")
 
+    def _held_by_rank(self) -> dict[int, tf.Variable]:
+        """Returns this process's variables by their replicas' ranks."""
+        assert self._replicas is not None
+        mine = [rank for rank in self._replicas.ranks if rank in self._by_rank]
+        return dict(zip(mine, self._variables, strict=True))
+
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
         """Gathers a block of rows of all replicas; zeros if one has no part."""
-        replicas = self._replicas
+        replicas, by_rank = self._replicas, self._held_by_rank()
         assert replicas is not None
-        mine = [rank for rank in replicas.ranks if rank in self._by_rank]
-        by_rank = dict(zip(mine, self._variables, strict=True))
         gathered = []
         for i, rank in enumerate(replicas.ranks):
             if rank in by_rank:
@@ -414,6 +439,20 @@ class ShardedVariable(CompositeVariable, Rows):
                 "without experimental_enable_async_checkpoint."
             )
         copy_for_saving(self, object_map, self.numpy)
+
+
+def _joined(rows: np.ndarray, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:
+    """Returns rows by their numbers, of all parts and what each has of them."""
+    columns: dict[Any, list[tuple[np.ndarray, Any]]] = {}
+    for part, values in found:
+        places, _ = part.find(rows)
+        columns.setdefault(part.columns, []).append((places, values))
+    with tf.device("CPU:0"):
+        joined = [
+            tf.dynamic_stitch(*zip(*each, strict=True))
+            for each in columns.values()
+        ]
+        return concat(joined, 1)
 
 
 def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:

@@ -1,0 +1,62 @@
+"""What functions share that all workers of a model call together."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.compat import kerases
+from tfrs_embed.distribution import replicas
+from tfrs_embed.storage.gathering import Gathering
+
+_gatherings: Any = weakref.WeakKeyDictionary()
+
+
+def strategy_of(model: Any) -> tf.distribute.Strategy:
+    """Returns the strategy under which a model was made."""
+    for weight in model.weights:
+        variable = kerases.variable(weight)
+        strategy = getattr(variable, "_distribute_strategy", None)
+        if strategy is not None:
+            return strategy
+    return tf.distribute.get_strategy()
+
+
+def joined(strategy: tf.distribute.Strategy, numbers: np.ndarray) -> np.ndarray:
+    """Joins [n] int64 of all workers, in one order; all must call."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return numbers
+    shared = replicas.of(strategy)
+    if strategy not in _gatherings:
+        _gatherings[strategy] = Gathering(shared, "export a model")
+    none = [np.zeros([0], np.int64)] * (shared.local - 1)
+    return np.concatenate(_gatherings[strategy]([numbers, *none]))
+
+
+@contextlib.contextmanager
+def incomplete(path: str, is_chief: bool) -> Iterator[str]:
+    """Yields the folder `path` + ".incomplete": the chief makes and removes it.
+
+    The other workers see it after they have waited for the chief.
+    """
+    folder = f"{path}.incomplete"
+    if not is_chief:
+        yield folder
+        return
+    remove(folder)  # Left by a process that was killed.
+    try:
+        tf.io.gfile.makedirs(folder)
+        yield folder
+    finally:
+        remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder, if it exists."""
+    if tf.io.gfile.exists(folder):
+        tf.io.gfile.rmtree(folder)
