@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.distribution import replicas
+
+# By strategy, what returns the largest of all workers' numbers.
+_largest: Any = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -23,17 +30,25 @@ def raised_on_all_workers(
         yield
     except Exception as caught:
         error = caught
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-
-        @tf.function(autograph=False)
-        def count_failed() -> tf.Tensor:
-            def failed() -> tf.Tensor:
-                replica: Any = tf.distribute.get_replica_context()
-                return replica.all_reduce("sum", tf.constant(int(bool(error))))
-
-            return strategy.experimental_local_results(strategy.run(failed))[0]
-
-        if int(count_failed()) and error is None:
-            error = RuntimeError(f"{what} failed on another worker.")
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if several and _any_failed(strategy, error is not None) and error is None:
+        error = RuntimeError(f"{what} failed on another worker.")
     if error is not None:
         raise error
+
+
+def _any_failed(strategy: tf.distribute.Strategy, failed: bool) -> bool:
+    """Returns whether any worker has failed; a collective."""
+    shared = replicas.of(strategy)
+    if shared.world == 1:
+        return failed
+    if strategy not in _largest:
+        channel = shared.allocate(1)
+
+        def largest(number: tf.Tensor) -> list[tf.Tensor]:
+            local = range(shared.local)
+            return [shared.max(i, number, channel) for i in local]
+
+        _largest[strategy] = TracedOnce(largest, tf.TensorSpec([], tf.int64))
+    found, *_ = _largest[strategy](tf.constant(int(failed), tf.int64))
+    return bool(found)

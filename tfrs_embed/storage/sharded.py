@@ -272,7 +272,8 @@ class ShardedVariable(CompositeVariable, Rows):
         return HeldRows(rows, size, gather)
 
     def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
-        return self._gather_parts(rows, self._sources())
+        found = [(p, self._of_part(rows, p, v)) for p, v in self._sources()]
+        return _joined(rows, found)
 
     def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
         if self._replicas is None or self.workers == 1:
@@ -289,12 +290,6 @@ class ShardedVariable(CompositeVariable, Rows):
         return _joined(
             rows, [(p, by_rank[rank]) for rank, p in self._by_rank.items()]
         )
-
-    def _gather_parts(
-        self, rows: np.ndarray, parts: Sequence[tuple[Part, tf.Variable]]
-    ) -> tf.Tensor:
-        """Returns rows by their numbers, of parts that have all of them."""
-        return _joined(rows, [(p, self._of_part(rows, p, v)) for p, v in parts])
 
     def _of_part(
         self, rows: np.ndarray, part: Part, variable: tf.Variable
@@ -372,9 +367,7 @@ class ShardedVariable(CompositeVariable, Rows):
             if part.columns is None:
                 continue  # The first worker has written its copy.
             for at, size in blocks(shape, self.dtype):
-                values = self._gather_parts(
-                    rows[at : at + size], [(part, variable)]
-                )
+                values = self._of_part(rows[at : at + size], part, variable)
                 writer.add_rows(
                     in_delta(key), shape, at, values, part.columns[0]
                 )
