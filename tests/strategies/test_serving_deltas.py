@@ -50,7 +50,9 @@ def test_base_and_deltas_equal_an_export(strategy, tmp_path, rows, monkeypatch):
 
 
 @on("workers:2", tier="more")
-def test_an_error_on_one_worker_is_raised_on_all(strategy, tmp_path):
+def test_an_error_on_one_worker_is_raised_on_all(
+    strategy, tmp_path, monkeypatch
+):
     trainer = Trainer(strategy)
     folder = of_chief(strategy, tmp_path)
     model, base = trainer.model, folder / "base"
@@ -72,6 +74,11 @@ def test_an_error_on_one_worker_is_raised_on_all(strategy, tmp_path):
     ):
         since = base if is_chief else tmp_path / "none"
         export_delta(model, folder / "1", since=since)
+    with monkeypatch.context() as patch:
+        if is_chief:
+            patch.setattr(tf.io.gfile, "rename", _full)
+        with pytest.raises(OSError if is_chief else RuntimeError):
+            export_delta(model, folder / "1", since=base)
     assert not (folder / "1.index").exists()
     export_delta(model, folder / "1", since=base)
     with pytest.raises(ValueError, match="different paths in since"):
@@ -84,3 +91,7 @@ def test_an_error_on_one_worker_is_raised_on_all(strategy, tmp_path):
     export(model, folder / "fresh", SPECS, rows="float16")
     fresh = load(folder / "fresh")
     np.testing.assert_array_equal(answers(served), answers(fresh))
+
+
+def _full(*args, **kwargs):
+    raise OSError("no space left")

@@ -220,7 +220,7 @@ def _parts(
         rows = np.arange(table.state.spec.vocabulary_size)
         vectors, blocks = {ROWS: rows}, table.blocks()
     else:
-        # Workers with copies, or with other columns, have the same rows.
+        # Several workers may have copies, or other columns, of a row.
         rows = np.unique(joined(strategy, changed.rows))
         vectors, blocks = {ROWS: rows}, table.blocks_of(rows)
         if INDEX in table.variables:
