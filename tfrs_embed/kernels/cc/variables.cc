@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "huge_pages.h"
+#include "mapped_rows.h"
 #include "table_shape.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -194,6 +195,7 @@ absl::Status Variables::Open() {
     values_.push_back(tensor.data());
     if (cache_->data_[i] != values_.back()) {
       cache_->data_[i] = values_.back();
+      if (IsMapped(tensor)) continue;
       const auto begin = reinterpret_cast<uintptr_t>(values_.back());
       added.push_back({begin, begin + tensor.TotalBytes()});
     }

@@ -1,0 +1,141 @@
+"""Tables whose memory is a file."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kernel_cases as cases
+from kernel_cases import Feature
+from tfrs_embed import kernels
+from tfrs_embed.compat.private_tensorflow import context
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+ROWS, DIM = 100_000, 64  # 25 MB of float32.
+
+
+def mapped(path, dtype=tf.float32, shape=(ROWS, DIM), shared=False):
+    module = kernels.operations("CPU")
+    return module.tfrs_embed_mapped_rows(
+        path=str(path), T=dtype, shape=shape, shared=shared
+    )
+
+
+def variable(value):
+    """A variable that keeps a tensor's memory, and dies with its handle."""
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=value.dtype,
+        shape=value.shape,
+        shared_name=context.anonymous_name(),
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return handle
+
+
+def memory_of(path):
+    """What Linux says of a file's mappings in this process, in kB."""
+    sizes = {}
+    for part in re.split(
+        r"\n(?=[0-9a-f]+-[0-9a-f]+ )",
+        pathlib.Path("/proc/self/smaps").read_text(),
+    ):
+        if str(path) in part.splitlines()[0]:
+            for name, size in re.findall(r"(\w+): +(\d+) kB", part):
+                sizes[name] = sizes.get(name, 0) + int(size)
+    return sizes
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = np.random.default_rng(0).normal(size=[ROWS, DIM])
+    rows = rows.astype(np.float32)
+    rows.tofile(tmp_path / "rows")
+    return tmp_path / "rows", rows
+
+
+def gather(handle, ids):
+    return tf.raw_ops.ResourceGather(
+        resource=handle, indices=ids, dtype=tf.float32
+    )
+
+
+def scatter(handle, ids, values):
+    tf.raw_ops.ResourceScatterUpdate(
+        resource=handle, indices=ids, updates=values
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_variables_memory_is_the_file(table, shared):
+    path, rows = table
+    handle = variable(mapped(path, shared=shared))
+    ids = np.array([0, 99_999, 5, 77_777])
+    np.testing.assert_array_equal(gather(handle, ids), rows[ids])
+    # The kernels ask for huge pages of other tables, which would be all of it.
+    module = kernels.operations("CPU")
+    bags = Feature(0, ids, 4).bags()
+    [found] = module.tfrs_embed_lookup(
+        tables=[handle],
+        dims=[DIM],
+        T=tf.float32,
+        **cases.compiled.describe([bags.ids], [bags], [0]),
+    )
+    np.testing.assert_array_equal(found, rows[ids])
+    scatter(handle, [7], tf.fill([1, DIM], 3.0))
+    memory = memory_of(path)
+    assert memory["Size"] == rows.nbytes // 1024
+    assert memory["Rss"] < memory["Size"] / 4  # Linux maps pages around.
+    assert memory["Anonymous"] == (0 if shared else 4)
+    rows[7] = 3
+    np.testing.assert_array_equal(gather(handle, range(10)), rows[:10])
+    stored = np.fromfile(path, np.float32).reshape(rows.shape)
+    assert (stored[7] == 3).all() == shared
+    del handle, found
+    assert not memory_of(path)
+
+
+def test_private_changes_are_of_one_mapping(table):
+    path, rows = table
+    handles = [variable(mapped(path)) for _ in range(2)]
+    scatter(handles[0], [7], tf.zeros([1, DIM]))
+    np.testing.assert_array_equal(gather(handles[1], [7])[0], rows[7])
+    path.unlink()  # Replaced, perhaps. Its pages stay.
+    np.testing.assert_array_equal(gather(handles[1], [9])[0], rows[9])
+
+
+@pytest.mark.parametrize(
+    "dtype", [tf.float32, tf.float16, tf.bfloat16, tf.int8, tf.uint8]
+)
+def test_all_dtypes_of_rows(tmp_path, dtype):
+    values = tf.cast(tf.reshape(tf.range(21), [7, 3]), dtype)
+    (tmp_path / "rows").write_bytes(values.numpy().tobytes())
+    found = mapped(tmp_path / "rows", dtype, [7, 3])
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, values)
+    uri = mapped(f"file://{tmp_path}/rows", dtype, [7, 3])
+    np.testing.assert_array_equal(uri, values)
+
+
+def test_a_table_without_rows(tmp_path):
+    (tmp_path / "rows").touch()
+    assert mapped(tmp_path / "rows", shape=[0, 3]).shape == [0, 3]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_that_do_not_fit_are_errors(tmp_path, shared):
+    path = tmp_path / "two words"
+
+    def refuse(match, kind=tf.errors.InvalidArgumentError):
+        with pytest.raises(kind, match=match):
+            mapped(path, shape=[7, 3], shared=shared)
+
+    refuse(f"table's file {path}; No such file", tf.errors.NotFoundError)
+    for size in (0, 83, 85):
+        path.write_bytes(bytes(size))
+        refuse(rf"{path} has {size} bytes, not the 84 of float \[7,3\]")
+    path.unlink()
+    path.mkdir()
+    refuse(f"{path}", tf.errors.OpError)

@@ -1,0 +1,151 @@
+// A table's rows in a file, as a tensor whose memory is the file: nothing is
+// read before it is used, and processes share what was read.
+//
+// A variable that is assigned the tensor keeps this memory, also where an
+// update then writes some of its rows.
+
+#include "mapped_rows.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "op.h"
+#include "tensorflow/core/common_runtime/dma_helper.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/refcount.h"
+#include "tensorflow/core/platform/tstring.h"
+#include "tensorflow/core/util/overflow.h"
+
+namespace tfrs_embed {
+
+namespace {
+
+class Mapping : public tensorflow::TensorBuffer {
+ public:
+  Mapping(void* data, size_t size) : TensorBuffer(data), size_(size) {}
+  ~Mapping() override { munmap(data(), size_); }
+
+  size_t size() const override { return size_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(
+      tensorflow::AllocationDescription* description) const override {
+    description->set_requested_bytes(size_);
+    description->set_allocator_name("TfrsEmbedMappedRows");
+  }
+
+ private:
+  const size_t size_;
+};
+
+absl::Status CheckSize(const std::string& path, int64_t found, int64_t wanted,
+                       const TensorShape& shape, tensorflow::DataType dtype) {
+  if (found == wanted) return absl::OkStatus();
+  return InvalidArgument("The table's file ", path, " has ", found,
+                         " bytes, not the ", wanted, " of ",
+                         tensorflow::DataTypeString(dtype), " ",
+                         shape.DebugString(), ".");
+}
+
+class MappedRowsOp : public OpKernel {
+ public:
+  explicit MappedRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shape", &shape_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared", &shared_));
+    // Negative if it is too large, as no file's size is.
+    size_ = tensorflow::MultiplyWithoutOverflow(
+        shape_.num_elements(), tensorflow::DataTypeSize(dtype_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor* input;
+    OP_REQUIRES_OK(ctx, ctx->input("path", &input));
+    OP_REQUIRES(ctx, input->NumElements() == 1,
+                InvalidArgument("path must be a scalar."));
+    const std::string path = input->flat<tensorflow::tstring>()(0);
+    // Files of other file systems than the machine's have no memory to map.
+    if (!shared_ && path.find("://") != std::string::npos) {
+      OP_REQUIRES_OK(ctx, Read(ctx, path));
+      return;
+    }
+    const int file = open(path.c_str(), (shared_ ? O_RDWR : O_RDONLY) |
+                                            O_CLOEXEC);
+    absl::Status status = file < 0 ? Failed(path) : Map(ctx, path, file);
+    if (file >= 0) close(file);  // The mapping stays.
+    OP_REQUIRES_OK(ctx, status);
+  }
+
+ private:
+  static absl::Status Failed(const std::string& path) {
+    return tensorflow::errors::IOError("The table's file " + path, errno);
+  }
+
+  absl::Status Map(OpKernelContext* ctx, const std::string& path, int file) {
+    struct stat found;
+    if (fstat(file, &found) != 0) return Failed(path);
+    TF_RETURN_IF_ERROR(CheckSize(path, found.st_size, size_, shape_, dtype_));
+    if (size_ == 0) {
+      ctx->set_output(0, Tensor(dtype_, shape_));
+      return absl::OkStatus();
+    }
+    // Private pages are copied when they are first written. No memory is
+    // reserved for that: a table may be larger than the machine's memory.
+    int flags = shared_ ? MAP_SHARED : MAP_PRIVATE;
+#if defined(MAP_NORESERVE)
+    flags |= MAP_NORESERVE;
+#endif
+    void* data = mmap(nullptr, size_, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (data == MAP_FAILED) return Failed(path);
+    madvise(data, size_, MADV_RANDOM);  // Pages beside a row's are not read.
+    tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
+        new Mapping(data, size_));
+    ctx->set_output(0, Tensor(dtype_, shape_, std::move(buffer)));
+    return absl::OkStatus();
+  }
+
+  absl::Status Read(OpKernelContext* ctx, const std::string& path) {
+    std::string content;
+    TF_RETURN_IF_ERROR(tensorflow::ReadFileToString(ctx->env(), path, &content));
+    TF_RETURN_IF_ERROR(CheckSize(path, content.size(), size_, shape_, dtype_));
+    Tensor* rows;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape_, &rows));
+    if (size_ > 0) std::memcpy(rows->data(), content.data(), size_);
+    return absl::OkStatus();
+  }
+
+  tensorflow::DataType dtype_;
+  TensorShape shape_;
+  bool shared_;
+  int64_t size_;
+};
+
+}  // namespace
+
+bool IsMapped(const Tensor& tensor) {
+  const auto* buffer = tensorflow::DMAHelper::buffer(&tensor);
+  return dynamic_cast<const Mapping*>(buffer) != nullptr;
+}
+
+REGISTER_OP("TfrsEmbedMappedRows")
+    .Input("path: string")
+    .Output("rows: T")
+    .Attr("T: numbertype")
+    .Attr("shape: shape")
+    .Attr("shared: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ExplicitShape);
+
+TFRS_KERNEL("TfrsEmbedMappedRows", MappedRowsOp);
+
+}  // namespace tfrs_embed
