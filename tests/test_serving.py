@@ -51,6 +51,23 @@ for library in (None, sys.argv[3]):
             for node in graph.node
         ]
         context.disable_run_metadata()
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            path = folder + "/" + name
+            loaded = tf.compat.v1.saved_model.load(session, ["serve"], path)
+            tensors = loaded.signature_def["serving_default"]
+            metadata = tf.compat.v1.RunMetadata()
+            in_session = session.run(
+                {k: t.name for k, t in tensors.outputs.items()},
+                {tensors.inputs[k].name: v for k, v in given.items()},
+                tf.compat.v1.RunOptions(output_partition_graphs=True),
+                metadata,
+            )
+            with open("/proc/self/maps") as maps:
+                mapped = maps.read().count(path + "/assets/")
+        in_session["ran"] = [
+            node.op for g in metadata.partition_graphs for node in g.node
+        ]
+        found |= {k + "_in_session": v for k, v in in_session.items()}
         inputs["ids_dense"] += 47
         try:
             signature(**inputs)
@@ -60,6 +77,7 @@ for library in (None, sys.argv[3]):
             folder + "/" + name + "_kernels" * bool(library) + ".npz",
             ran=ran,
             message=message,
+            mapped=mapped,
             **found,
         )
     if not sys.argv[3]:
@@ -159,9 +177,11 @@ def served(tmp_path_factory):
     """A trained layer, and what its exported models answer elsewhere."""
     folder = tmp_path_factory.mktemp("models")
     layer = trained()
-    names = ["float32", "bfloat16", "float16", "int8", "int4"]
-    for rows in names:
+    names = []
+    for rows in ["float32", "bfloat16", "float16", "int8", "int4"]:
+        names += [rows, f"{rows}_mapped"]
         export_layer(layer, folder / rows, rows=rows)
+        export_layer(layer, folder / names[-1], rows=rows, mapped=True)
     values = {f"ids_{name}": ids for name, ids in IDS.items()}
     values |= {f"weights_{name}": WEIGHTS[name] for name in WEIGHTED}
     tensors = {}
@@ -204,7 +224,9 @@ def unpacked(bytes_, dim):
 def test_predictions_are_those_of_the_layer(served):
     layer, _, found = served
     expected = layer(IDS, weights=WEIGHTS)
-    assert set(found["float32"]) == {*KINDS, "ran", "message"}
+    outputs = {*KINDS, "ran"}
+    outputs |= {f"{name}_in_session" for name in outputs}
+    assert set(found["float32"]) == {*outputs, "message", "mapped"}
     for name, vectors in expected.items():
         np.testing.assert_allclose(
             found["float32"][name], vectors, rtol=1e-6, atol=1e-7, err_msg=name
@@ -228,8 +250,34 @@ def test_one_kernel_looks_everything_up_where_there_are_kernels(served, rows):
         np.testing.assert_allclose(
             kernel[name], stock[name], rtol=1e-6, atol=1e-7, err_msg=name
         )
+    # As servers in C++ do.
+    assert "TfrsEmbedLookup" not in stock["ran_in_session"]
+    ran = {"TfrsEmbedLookup", "TfrsEmbedLookupConcat"}
+    assert ran & {*kernel["ran_in_session"]}
+    assert "ResourceGather" not in kernel["ran_in_session"]
+    for name in KINDS:
+        for each in (stock, kernel):
+            np.testing.assert_allclose(
+                each[f"{name}_in_session"], each[name], rtol=1e-6, atol=1e-7
+            )
     for each in (stock, kernel):
         assert "id 50 is out of range; the table has 50" in str(each["message"])
+
+
+@pytest.mark.parametrize(
+    "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
+)
+def test_a_mapped_model_answers_as_another(served, rows):
+    _, folder, found = served
+    for suffix in ("", "_kernels") if "int8_kernels" in found else ("",):
+        expected, mapped = found[rows + suffix], found[f"{rows}_mapped{suffix}"]
+        for name in [*KINDS, *(f"{name}_in_session" for name in KINDS)]:
+            np.testing.assert_array_equal(mapped[name], expected[name], name)
+        assert expected["mapped"] == 0
+        # Three tables, with their scales, of the loaded model and the session.
+        files = list((folder / f"{rows}_mapped" / "assets").iterdir())
+        assert len(files) == (6 if rows in ("int8", "int4") else 3)
+        assert mapped["mapped"] == (2 * len(files) if suffix else 0)
 
 
 @pytest.mark.parametrize("rows", ["float16", "int8", "int4"])

@@ -33,6 +33,7 @@ def export(
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]]
     | None = None,
     updatable: bool = False,
+    mapped: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> None:
@@ -101,6 +102,14 @@ def export(
             track changes (`layer.tables[name].track_changes()`), except those
             that a Keras layer or a TPU holds, which are in each delta as a
             whole.
+        mapped: whether the rows of tables are files in the SavedModel's folder
+            `assets`, numbers row after row. A process that loads the kernels'
+            library before the model maps the files into memory: it reads rows
+            when they are first asked for, and processes share what was read.
+            Other processes read the files when they load the model. For both
+            the files must not change: replace them by new ones. What a delta
+            changes is in the process's memory, and so is all of a table of keys
+            once it has grown.
         overwrite: whether to replace a SavedModel at `path`. Servers read a
             model's folder once: for a model that is being served, export a new
             version to another folder.
@@ -123,7 +132,6 @@ def export(
     if rows is not None and rows not in DTYPES:
         raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})
-    tables = ServedTables(rows, updatable)
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
     applied = None
@@ -135,6 +143,10 @@ def export(
             )
         applied = Applied(Link.first().agreed(strategy))
     with contextlib.ExitStack() as stack:
+        files = None
+        if mapped:
+            files = stack.enter_context(tempfile.TemporaryDirectory())
+        tables = ServedTables(rows, updatable, files)
         with raised_on_all_workers(strategy, "The export"):
             if writes:
                 _require_free(path, overwrite)

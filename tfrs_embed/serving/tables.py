@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,12 +29,15 @@ from tfrs_embed.ops.lookup import combine
 from tfrs_embed.ops.stored_table import StoredTable, stored_width
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
+from tfrs_embed.serving.mapped import MappedFile, file_name
 from tfrs_embed.storage.table_state import TableState
 
 #: An updatable table's keys and their rows; see `ServedTable`.
 INDEX = "index"
 #: The rows of an updatable table of keys that no key has, [f] int64.
 FREE = "free"
+#: How the name of a variable's mapped file ends among a table's children.
+MAPPED = "_file"
 #: The row of absent keys in an updatable table of keys: zeros.
 NO_ROW = 0
 #: The end of an index: a key without a row.
@@ -46,12 +50,19 @@ COLUMNS = 8
 class ServedTables:
     """The tables of an exported model, with rows of a dtype, or their own.
 
-    `updatable` tables of keys can be given other keys.
+    `updatable` tables of keys can be given other keys. With `files`, a folder
+    for empty files, rows and scales are mapped files.
     """
 
-    def __init__(self, rows: str | None, updatable: bool = False) -> None:
+    def __init__(
+        self,
+        rows: str | None,
+        updatable: bool = False,
+        files: str | None = None,
+    ) -> None:
         self._rows = rows
         self._updatable = updatable
+        self._files = files
         #: The layers of these tables by unique names.
         self.layers: dict[str, Any] = {}
         #: Each layer's tables by their names, by the layers' unique names.
@@ -100,7 +111,14 @@ class ServedTables:
         tables, table = self.by_layer.setdefault(name, {}), state.spec.name
         if table not in tables:
             with tf.init_scope():
-                tables[table] = ServedTable(state, self._rows, self._updatable)
+                number = sum(map(len, self.by_layer.values()))
+                tables[table] = ServedTable(
+                    state,
+                    self._rows,
+                    self._updatable,
+                    self._files
+                    and os.path.join(self._files, file_name(number, table)),
+                )
         return tables[table]
 
     @property
@@ -147,19 +165,26 @@ class ServedTable(Trackable):
         name: the table's name.
         state: the table in training.
         variables: the variables by name.
+        files: the files that have values of mapped variables, by their names.
         shapes: the shapes of their values; those of variables whose size may
             change are not known to TensorFlow.
     """
 
     def __init__(
-        self, state: TableState, rows: str | None, updatable: bool
+        self,
+        state: TableState,
+        rows: str | None,
+        updatable: bool,
+        file: str | None,
     ) -> None:
         self.name = state.spec.name
         self.state = state
         self.variables: dict[str, tf.Variable] = {}
+        self.files: dict[str, MappedFile] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._source = state.variables
         self._dtype = stored_rows.DTYPES[rows or state.spec.dtype]
+        self._file = file
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
         grows = False
         if KEYS in self._source:
@@ -186,12 +211,19 @@ class ServedTable(Trackable):
         declared: tuple[int | None, ...] | None = None,
     ) -> None:
         """Adds a variable; None in the `declared` shape may change."""
+        is_mapped = self._file is not None and name in (PARAMETERS, SCALE)
+        if is_mapped:
+            declared = (None, *shape[1:])  # The checkpoint's has no rows.
         variable = UninitializedVariable(
             trainable=False, name=name, shape=declared or shape, dtype=dtype
         )
         self.variables[name] = variable
         self.shapes[name] = shape
         self._track_trackable(variable, name)
+        if is_mapped:
+            file = MappedFile(variable, shape, f"{self._file}-{name}")
+            self.files[name] = file
+            self._track_trackable(file, name + MAPPED)
 
     @property
     def has_keys(self) -> bool:

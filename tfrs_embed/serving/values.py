@@ -39,6 +39,44 @@ class Blocks:
             self._writer.add_rows(key, shape, start, rows)
 
 
+class Files:
+    """Writes tables' files block by block, into a SavedModel's folder.
+
+    Errors are the `writer`'s, which goes on as if there were none.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        writer: bundle.BundleWriter,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._progress = progress
+        self._open: dict[str, Any] = {}
+
+    def add(self, name: str, rows: tf.Tensor) -> None:
+        """Adds rows to the end of a file."""
+        try:
+            if name not in self._open:
+                path = f"{self._folder}/{name}"
+                self._open[name] = tf.io.gfile.GFile(path, "wb")
+            self._open[name].write(rows.numpy().tobytes())
+        except tf.errors.OpError as error:
+            self._writer.fail(error)
+        else:
+            self._progress(rows.shape.num_elements() * rows.dtype.size)
+
+    def close(self) -> None:
+        """Completes the files."""
+        for file in self._open.values():
+            try:
+                file.close()
+            except tf.errors.OpError as error:
+                self._writer.fail(error)
+
+
 def save_tables(
     tables: ServedTables,
     folder: str,
@@ -54,21 +92,27 @@ def save_tables(
     """
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
     blocks = Blocks(writer)
+    files = Files(folder, writer, progress)
     for key, value in others.items():
         writer.add(key, value)
     for layer, its_tables in tables.by_layer.items():
         for table in its_tables.values():
             for name, variable in table.variables.items():
-                if table.shapes[name][0] == 0:  # The table has no block.
-                    empty = tf.zeros(table.shapes[name], variable.dtype)
+                rows, *row = table.shapes[name]
+                if rows == 0 or name in table.files:  # There will be no block.
+                    empty = tf.zeros([0, *row], variable.dtype)
                     writer.add(_key(layer, table.name, name), empty)
             for start, block in table.blocks():
                 # A worker that doesn't write reads for the others.
                 for name, rows in block.items() if writes else ():
+                    if name in table.files:
+                        files.add(table.files[name].file, rows)
+                        continue
                     key = _key(layer, table.name, name)
                     blocks.add(key, table.shapes[name], start, rows)
     if not writes:
         return
+    files.close()
     parts = writer.finish()
     variables = f"{folder}/variables/variables"
     graph = f"{folder}/variables/graph"

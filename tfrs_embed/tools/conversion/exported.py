@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import KEYS, SCALE
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.serving.tables import MAPPED
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
@@ -24,7 +25,7 @@ def find(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of an exported model.
 
     A table with int8 or int4 rows has a column of factors besides its
-    parameters.
+    parameters. Mapped tables raise a ValueError.
     """
     root = saved.nodes[0] if saved.nodes else {}
     # "tables" may be the name of a layer, which has a step.
@@ -33,6 +34,12 @@ def find(saved: SavedObjects, found: Contents) -> None:
     for layer, tables in saved.nodes[root["tables"]].items():
         for name, table in saved.nodes[tables].items():
             stored = saved.variables(table)
+            if PARAMETERS + MAPPED in saved.nodes[table]:
+                raise ValueError(
+                    f"'{found.path}' has the rows of table '{name}' in a "
+                    "mapped file, which is no part of the checkpoint: give "
+                    "what serving.export writes without mapped=True."
+                )
             if PARAMETERS in stored:
                 _add(found, layer, name, stored)
     if found.tables:
