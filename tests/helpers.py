@@ -99,6 +99,26 @@ def change_byte(path, at):
         file.write(bytes([byte[0] ^ 1]))
 
 
+def mappings_of(path):
+    """This process's mappings of a file, or of files in a folder.
+
+    Of each what Linux says in /proc/self/smaps: kB by name, and "VmFlags".
+    """
+    found = []
+    with open("/proc/self/smaps", encoding="utf-8") as file:
+        for line in file:
+            name, value = line.split(maxsplit=1)
+            if not name.endswith(":"):  # The next mapping, and its file.
+                here = {}
+                if str(path) in value:
+                    found.append(here)
+            elif name == "VmFlags:":
+                here["VmFlags"] = value.split()
+            elif value.endswith("kB\n"):
+                here[name[:-1]] = int(value.split()[0])
+    return found
+
+
 def operations_run(function, *args):
     """The kinds of operations that the first call of a function runs."""
     context.enable_run_metadata()

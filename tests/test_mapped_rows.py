@@ -1,13 +1,11 @@
 """Tables whose memory is a file."""
 
-import pathlib
-import re
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import kernel_cases as cases
+from helpers import mappings_of
 from kernel_cases import Feature
 from tfrs_embed import kernels
 from tfrs_embed.compat.private_tensorflow import context
@@ -33,19 +31,6 @@ def variable(value):
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle
-
-
-def memory_of(path):
-    """What Linux says of a file's mappings in this process, in kB."""
-    sizes = {}
-    for part in re.split(
-        r"\n(?=[0-9a-f]+-[0-9a-f]+ )",
-        pathlib.Path("/proc/self/smaps").read_text(),
-    ):
-        if str(path) in part.splitlines()[0]:
-            for name, size in re.findall(r"(\w+): +(\d+) kB", part):
-                sizes[name] = sizes.get(name, 0) + int(size)
-    return sizes
 
 
 @pytest.fixture
@@ -85,7 +70,8 @@ def test_a_variables_memory_is_the_file(table, shared):
     )
     np.testing.assert_array_equal(found, rows[ids])
     scatter(handle, [7], tf.fill([1, DIM], 3.0))
-    memory = memory_of(path)
+    [memory] = mappings_of(path)
+    assert "hg" not in memory["VmFlags"]
     assert memory["Size"] == rows.nbytes // 1024
     assert memory["Rss"] < memory["Size"] / 4  # Linux maps pages around.
     assert memory["Anonymous"] == (0 if shared else 4)
@@ -94,7 +80,7 @@ def test_a_variables_memory_is_the_file(table, shared):
     stored = np.fromfile(path, np.float32).reshape(rows.shape)
     assert (stored[7] == 3).all() == shared
     del handle, found
-    assert not memory_of(path)
+    assert not mappings_of(path)
 
 
 def test_private_changes_are_of_one_mapping(table):
