@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import pathlib
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -371,6 +372,34 @@ def try_runs(rng):
             raise AssertionError(f"no error: {name} of {place}")
 
 
+def try_mapped(rng, folder):
+    path = folder / "rows"
+    rows, dim = (int(n) for n in rng.integers(0, 300, 2))
+    values = rng.normal(size=[rows, dim]).astype(np.float32)
+    values.tofile(path)
+    ops, shared = kernels.operations("CPU"), bool(rng.integers(2))
+    variable = tf.Variable(tf.zeros([0, dim]), shape=[None, dim])
+    tf.raw_ops.AssignVariableOp(
+        resource=variable.handle,
+        value=ops.tfrs_embed_mapped_rows(
+            path=str(path), T=tf.float32, shape=[rows, dim], shared=shared
+        ),
+    )
+    np.testing.assert_array_equal(variable, values)
+    if rows:
+        variable.scatter_update(tf.IndexedSlices(tf.ones([1, dim]), [rows - 1]))
+        values[-1] = 1
+    np.testing.assert_array_equal(variable, values)
+    try:
+        ops.tfrs_embed_mapped_rows(
+            path=str(path), T=tf.float32, shape=[rows + 1, dim + 1]
+        )
+    except tf.errors.InvalidArgumentError:
+        pass
+    else:
+        raise AssertionError(f"no error: {rows + 1} rows of {dim + 1}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -392,6 +421,8 @@ def main():
             try_keys(rng)
             try_messages(rng)
             try_runs(rng)
+            with tempfile.TemporaryDirectory() as folder:
+                try_mapped(rng, pathlib.Path(folder))
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

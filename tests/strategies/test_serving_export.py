@@ -111,6 +111,12 @@ def test_partial_embedding(strategy, path):
     export(model, path)
     # All workers find it, whoever wrote it.
     assert_is_of_one_device(path, model, layer)
+    export(model, f"{path}_mapped", mapped=True)
+    inputs, predictions = expected(model, layer)
+    served = tf.saved_model.load(f"{path}_mapped")
+    np.testing.assert_allclose(
+        served.serve(inputs), predictions, rtol=1e-5, atol=1e-6
+    )
     # What fails on one of them fails on all.
     chief = strategy.extended.should_checkpoint
     with pytest.raises(
