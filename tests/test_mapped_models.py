@@ -85,7 +85,7 @@ def test_a_loaded_table_is_the_file(tmp_path):
 @pytest.mark.parametrize(
     "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
 )
-@pytest.mark.usefixtures("both_implementations")
+@pytest.mark.usefixtures("needs_kernels")
 def test_deltas_of_a_mapped_model(tmp_path, strategy, rows):
     trainer = Trainer(strategy)
     trainer.train(range(10))
