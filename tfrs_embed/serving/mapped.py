@@ -46,7 +46,8 @@ class MappedFile(tf.saved_model.experimental.TrackableResource):
         self._track_trackable(self._asset, "file")
 
     def _create_resource(self) -> tf.Tensor:
-        """Makes a handle of nothing: TensorFlow initializes resources alone."""
+        # A handle of nothing. Of all objects in a SavedModel, TensorFlow calls
+        # `_initialize` of those that have one.
         return tf.raw_ops.VarHandleOp(
             dtype=tf.bool, shape=[], shared_name=f"unused_{uuid.uuid4().hex}"
         )

@@ -161,6 +161,8 @@ class ServedTable(Trackable):
     ends with `NO_KEY`, the largest int64, so that each key has a place in it.
     A tenth of the rows are free for new keys.
 
+    With `file`, how the paths of its files begin, rows and scales are mapped.
+
     Attributes:
         name: the table's name.
         state: the table in training.
