@@ -427,6 +427,36 @@ def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("rows", [None, "int8"])
+def test_sessions_look_ids_up_by_a_kernel(tmp_path, rows):
+    # TensorFlow would move inputs that are constants, the sizes here, into the
+    # function that the kernel replaces.
+    model = make_ranker()
+    model(INPUTS)
+    path = str(tmp_path / "model")
+    export(model, path, signature_of(INPUTS), rows=rows)
+    served = tf.saved_model.load(path)
+    expected = served.serve(INPUTS)
+    metadata = tf.compat.v1.RunMetadata()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], path)
+        signature = loaded.signature_def["serving_default"]
+        [found] = session.run(
+            [output.name for output in signature.outputs.values()],
+            {
+                signature.inputs[name].name: value.numpy()
+                for name, value in INPUTS.items()
+            },
+            tf.compat.v1.RunOptions(output_partition_graphs=True),
+            metadata,
+        )
+    ran = {n.op for g in metadata.partition_graphs for n in g.node}
+    assert ran & {"TfrsEmbedLookup", "TfrsEmbedLookupConcat"}
+    assert not ran & {"ResourceGather", "StatefulPartitionedCall"}
+    np.testing.assert_array_equal(found, expected)
+
+
 class Weighted(keras.Model):
     """A model that takes more than its features."""
 
