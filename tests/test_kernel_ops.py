@@ -31,6 +31,21 @@ def expected_vectors(table, feature):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("shape", [[0, 4], [7], [5_000_000, 2]])
+def test_filled_tables_are_those_of_tensorflow(shape, dtype):
+    value = tf.constant(0.1, dtype)
+    found = cases.module().tfrs_embed_fill(dims=shape, value=value)
+    assert (found.shape, found.dtype) == (shape, dtype)
+    np.testing.assert_array_equal(found, tf.fill(shape, value))
+
+
+@pytest.mark.parametrize("dims, value", [([-1], 0.0), ([2], [0.0, 1.0])])
+def test_a_fill_of_a_wrong_shape_is_an_error(dims, value):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        cases.module().tfrs_embed_fill(dims=dims, value=value)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_rows_of_integers_are_looked_up_as_floats(kind, dim, dtype):

@@ -37,6 +37,7 @@ class Compiled(Stock):
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self.fill = module.tfrs_embed_fill
         self.read_splits = module.tfrs_embed_read_splits
 
     def inside(self, row: Row) -> tf.Tensor:

@@ -35,6 +35,7 @@ class Stock:
     compiled = False
     checks_ids = False
 
+    fill: Callable[..., tf.Tensor] = staticmethod(tf.fill)
     require = staticmethod(id_range.require)
     lookup = staticmethod(lookups.lookup)
     lookup_stored = staticmethod(lookups.lookup_stored)

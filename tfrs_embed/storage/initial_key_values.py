@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,10 +22,10 @@ import tensorflow as tf
 from tfrs_embed.compat import graphs
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage.initial_values import (
-    calls_as,
+    TAIL,
     checked,
     constant_of,
-    fan_of,
+    distribution_of,
     parameters,
 )
 
@@ -38,10 +36,6 @@ _HOST = "/device:CPU:0"
 # A multiple of the vector length of every processor.
 _PACKET = 64
 _GOLDEN = 0x9E3779B97F4A7C15
-# Keras draws again beyond so many standard deviations,
-_TRUNCATED_AT = 2.0
-# which leaves this part of the standard deviation.
-_TRUNCATED_STDDEV = 0.87962566103423978
 
 
 def seed_of(table: TableSpec) -> int:
@@ -79,7 +73,7 @@ def maker(table: TableSpec) -> Maker:
     constant = constant_of(initializer)
     if constant is not None:
         return lambda keys: tf.fill([tf.size(keys), dim], constant)
-    distribution = _distribution(initializer, (table.vocabulary_size, dim))
+    distribution = distribution_of(initializer, (table.vocabulary_size, dim))
     if distribution is None:
         raise ValueError(
             f"Table '{table.name}': the initial row of a key depends on the "
@@ -93,7 +87,7 @@ def maker(table: TableSpec) -> Maker:
 
 @dataclasses.dataclass(frozen=True)
 class _Drawn:
-    """Draws rows of a table's keys; `_draw` explains kind, first and scale."""
+    """Draws rows of a table's keys; for the rest see `distribution_of`."""
 
     kind: str
     first: float
@@ -152,32 +146,6 @@ def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(rows, [None, table.dim])
 
 
-def _distribution(
-    initializer: Any, shape: tuple[int, int]
-) -> tuple[str, float, float] | None:
-    """Returns the kind of an initializer's distribution, and two numbers.
-
-    They are `first` and `scale` of `_draw`.
-    """
-    if calls_as(initializer, "RandomUniform"):
-        low, high = initializer.minval, initializer.maxval
-        return "uniform", low, high - low
-    if calls_as(initializer, "RandomNormal"):
-        return "normal", initializer.mean, initializer.stddev
-    if calls_as(initializer, "TruncatedNormal"):
-        return "truncated_normal", initializer.mean, initializer.stddev
-    if not calls_as(initializer, "VarianceScaling"):
-        return None
-    variance = initializer.scale / max(1.0, fan_of(initializer, shape))
-    if initializer.distribution == "uniform":
-        limit = math.sqrt(3 * variance)
-        return "uniform", -limit, 2 * limit
-    stddev = math.sqrt(variance)
-    if initializer.distribution == "untruncated_normal":
-        return "normal", 0.0, stddev
-    return "truncated_normal", 0.0, stddev / _TRUNCATED_STDDEV
-
-
 def _draw(
     kind: str,
     seed: tf.Tensor,
@@ -198,8 +166,7 @@ def _draw(
         # The rest of an unfilled vector would be rounded differently.
         numbers = tf.pad(numbers, [[0, -size % _PACKET]])
         if kind == "truncated_normal":
-            tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
-            numbers = tail + (1 - 2 * tail) * numbers
+            numbers = TAIL + (1 - 2 * TAIL) * numbers
         if kind != "uniform":
             numbers = tf.math.ndtri(numbers)
         rows = tf.reshape(numbers[:size], [-1, dim])

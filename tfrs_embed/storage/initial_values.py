@@ -34,6 +34,13 @@ _SAMPLERS = {
     "VarianceScaling": ("scale", "mode", "distribution", "seed"),
 }
 
+# Keras draws again beyond so many standard deviations,
+_TRUNCATED_AT = 2.0
+# which leaves this part of the standard deviation.
+_TRUNCATED_STDDEV = 0.87962566103423978
+#: The part of a normal distribution on either side that truncation leaves out.
+TAIL = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
+
 _Shape = tuple[int, int]
 
 
@@ -43,15 +50,16 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     A table of at most `BLOCK_ELEMENTS` numbers is one block: the initializer's
     result. A larger table has blocks of equally many rows, and a rest. TF's and
     Keras's constants and random initializers make single blocks; their values
-    differ from those of one call, their distribution does not. So do callables
+    differ from those of one call, their distribution does not. (A truncated
+    normal is the inverse of its distribution at uniform numbers, which takes
+    half of the time of drawing again beyond the limit.) So do callables
     with parameters named `partition_shape` and `partition_offset`, as TF and
     Keras define them. (A `**kwargs` is not enough: most callables ignore it.)
     Others are called once for the whole table, which the host holds until the
     last block is taken.
 
     A seeded initializer of TF's or Keras's yields the same values each time, in
-    every process. Without a seed, Keras's yields the same values within one
-    process, because it picks a seed once; TF's never does.
+    every process. Without a seed, values may differ each time.
 
     Yields:
         The index of the block's first row, and its rows, [n, dim] of the
@@ -111,6 +119,15 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
     """
     own = kerases.of(initializer)
     of_keras_3 = own is not None and own.__name__ == kerases.KERAS_3
+    kind, mean, stddev = distribution_of(initializer, shape) or ("", 0.0, 0.0)
+    if kind == "truncated_normal":
+        uniform = (own.initializers if own else init_ops_v2).RandomUniform
+        draw = _sampler(
+            uniform(TAIL, 1 - TAIL, initializer.seed), "RandomUniform", shape
+        )
+        return lambda first, block: (
+            mean + stddev * tf.math.ndtri(draw(first, block))
+        )
     if (
         isinstance(initializer, init_ops_v2.Initializer)
         and initializer.seed is not None
@@ -152,6 +169,34 @@ def _of_block(initializer: Any, first: int) -> Any:
     seed = int(mixed.generate_state(1)[0] >> 1)
     config = {**initializer.get_config(), "seed": seed}
     return type(initializer).from_config(config)
+
+
+def distribution_of(
+    initializer: Any, shape: _Shape
+) -> tuple[str, float, float] | None:
+    """Returns the kind of a random initializer's distribution, and two numbers.
+
+    These are the least number and the range of "uniform", and the mean and the
+    standard deviation, before truncation, of "normal" and "truncated_normal".
+    `shape` is the table's. None: it is not one of TF's or Keras's.
+    """
+    if calls_as(initializer, "RandomUniform"):
+        low, high = initializer.minval, initializer.maxval
+        return "uniform", low, high - low
+    if calls_as(initializer, "RandomNormal"):
+        return "normal", initializer.mean, initializer.stddev
+    if calls_as(initializer, "TruncatedNormal"):
+        return "truncated_normal", initializer.mean, initializer.stddev
+    if not calls_as(initializer, "VarianceScaling"):
+        return None
+    variance = initializer.scale / max(1.0, fan_of(initializer, shape))
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return "uniform", -limit, 2 * limit
+    stddev = math.sqrt(variance)
+    if initializer.distribution == "untruncated_normal":
+        return "normal", 0.0, stddev
+    return "truncated_normal", 0.0, stddev / _TRUNCATED_STDDEV
 
 
 def fan_of(initializer: Any, shape: _Shape) -> float:

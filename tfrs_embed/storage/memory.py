@@ -56,11 +56,13 @@ class MemoryRows(RowStore):
         made = self._variables[spec.name] = {}
         slots = {PARAMETERS: Slot(0.0), **table.slots}
         self._slots[spec.name] = slots
+        # Where variables are made in a graph, it may be exported.
+        fill = backend.of(self.device, training=False).fill
         for name, slot in slots.items():
             row = slot.row(spec.dim)
             dtype = spec.dtype if name == PARAMETERS else tf.float32
             made[name] = make_variable(
-                tf.fill([table.rows, *row], tf.cast(slot.initial, dtype)),
+                fill([table.rows, *row], tf.cast(slot.initial, dtype)),
                 f"{spec.name}/{name}",
                 # A table with keys can grow.
                 None if spec.keys is None else [None, *row],

@@ -22,8 +22,9 @@ struct Memory {
 // Asks Linux to put tables into pages of 2 MiB. Rows are read in random order,
 // and the processor has to find the page of each: it remembers too few pages of
 // 4 KiB, but enough huge ones. Small tables that lie side by side are taken
-// together. Where Linux can't do this, nothing happens.
-inline void UseHugePages(std::vector<Memory> tables) {
+// together. Where Linux can't do this, nothing happens. Memory that was written
+// before is copied into huge pages, in seconds for each GiB that has none.
+inline void UseHugePages(std::vector<Memory> tables, bool written) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 2 << 20;
   constexpr uintptr_t kLeast = 4 * kPage;
@@ -43,7 +44,7 @@ inline void UseHugePages(std::vector<Memory> tables) {
     if (last < first + kLeast || used < (end - begin) / 2) continue;
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1.
     void* pages = reinterpret_cast<void*>(first);
-    if (madvise(pages, last - first, MADV_HUGEPAGE) == 0) {
+    if (madvise(pages, last - first, MADV_HUGEPAGE) == 0 && written) {
       madvise(pages, last - first, kCollapse);
     }
   }

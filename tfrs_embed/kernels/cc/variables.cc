@@ -200,7 +200,7 @@ absl::Status Variables::Open() {
       added.push_back({begin, begin + tensor.TotalBytes()});
     }
   }
-  if (!added.empty()) UseHugePages(std::move(added));
+  if (!added.empty()) UseHugePages(std::move(added), /*written=*/true);
   return absl::OkStatus();
 }
 
