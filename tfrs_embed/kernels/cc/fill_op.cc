@@ -41,7 +41,7 @@ class FillOp : public OpKernel {
     const Bits bits = *static_cast<const Bits*>(value.data());
     Bits* const numbers = static_cast<Bits*>(out->data());
     ParallelFor(ctx, out->NumElements(), 1, [=](int64_t begin, int64_t end) {
-      std::fill(numbers + begin, numbers + end, bits);
+      std::fill_n(numbers + begin, end - begin, bits);
     });
   }
 };
