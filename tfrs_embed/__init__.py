@@ -38,6 +38,7 @@ from tfrs_embed.ops.embedding_lookup import embedding_lookup
 
 if TYPE_CHECKING:
     from tfrs_embed import serving, sparsecore
+    from tfrs_embed.configs.file_storage import FileStorage
     from tfrs_embed.layers import keras3 as keras3
     from tfrs_embed.layers.keras2 import (
         All2AllDenseEmbedding,
@@ -65,6 +66,7 @@ __all__ = [
     "DynamicKeys",
     "Embedding",
     "FeatureConfig",
+    "FileStorage",
     "FrequencyAdmission",
     "Hardware",
     "Hash",
@@ -106,6 +108,7 @@ __path__ += [f"{folder}/compat/public_paths" for folder in __path__]
 __getattr__ = lazy.importer(
     __name__,
     {
+        "tfrs_embed.configs.file_storage": ("FileStorage",),
         # A program of Keras 3 has no use for tf_keras.
         "tfrs_embed.layers.keras2": (
             "All2AllDenseEmbedding",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import update_rules
+from file_rows import FileRows
 from fronts import keras, layers
 from nightly import ALL
 from numpy_rows import NumpyRows
@@ -182,6 +183,9 @@ ENGINES = {
     "arrays": _engine(_PARTIAL, 0, "one device", "one device")._replace(
         store=NumpyRows
     ),
+    "files": _engine(_PARTIAL, 0, "one device", "one device")._replace(
+        store=FileRows
+    ),
     "dynamic": _by_key(_PARTIAL, "one device, by key"),
     "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),
     # On several replicas.
@@ -190,6 +194,12 @@ ENGINES = {
     "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
         store=NumpyRows
     ),
+    "sharded_files": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+        store=FileRows
+    ),
+    "column_files": _placed(
+        _PARTIAL, "by column", "by column", ("column", "table")
+    )._replace(store=FileRows),
     "two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(group=2),
     "dynamic_two_stages": _by_key(_PARTIAL, "sharded, by key")._replace(
         group=2

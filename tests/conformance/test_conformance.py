@@ -309,6 +309,17 @@ def test_lookup(case, strategy):
             Case("partial", kinds=FEW, steps=3, dtype="bfloat16"),
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),
         ),
+        *(
+            dataclasses.replace(c, kernels=True)
+            for c in (
+                Case("files", kinds=KINDS_OF_OTHERS, steps=3),
+                Case("files", "adam", kinds=FEW, dtype="bfloat16"),
+                *(
+                    Case("files", optimizer, kinds=FEW, nightly=True)
+                    for optimizer in OPTIMIZERS
+                ),
+            )
+        ),
         Case("arrays", kinds=KINDS_OF_OTHERS, steps=3),
         Case("arrays", "adam", kinds=FEW, mode="eager"),
         Case("arrays", "row_wise_adagrad", kinds=FEW, dtype="bfloat16"),
@@ -321,6 +332,10 @@ def test_lookup(case, strategy):
     replicas=[
         Case("sharded"),
         Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
+        *(
+            Case(engine, "row_wise_adagrad", kinds=FEW, kernels=True)
+            for engine in ("sharded_files", "column_files")
+        ),
         Case("distributed_both", kinds=KINDS_OF_OTHERS, steps=3),
         *nightly(
             Case("distributed_sharded", kinds=FEW, steps=3),

@@ -52,7 +52,10 @@ for _method in (
 
 
 def make_variable(
-    value: tf.Tensor, name: str, shape: Any = None
+    value: tf.Tensor,
+    name: str,
+    shape: Any = None,
+    kind: type[UnmirroredVariable] = UnmirroredVariable,
 ) -> tf.Variable:
     """Makes a variable of this device alone: no strategy mirrors it."""
     # TensorFlow refuses other names in a SavedModel's graph.
@@ -63,7 +66,7 @@ def make_variable(
     strategy = (
         tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
     )
-    return UnmirroredVariable(
+    return kind(
         value,
         trainable=False,
         name=name if re.match("[A-Za-z0-9.]", name) else f".{name}",

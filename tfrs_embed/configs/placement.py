@@ -248,6 +248,11 @@ def _assign(
         reason = f"its keys are {table.keys.dtype.name}"
         sharding = ShardingType.DYNAMIC_SHARDED
         return _engine(table, strategy, sharding, reason)
+    if table.storage is not None and tpu is not None:
+        raise NotImplementedError(
+            f"Table '{table.name}' has a FileStorage, which TPUs don't "
+            "support: train it on CPUs."
+        )
     reason = f"placement='{table.placement}'"
     if table.placement == "sparsecore":
         if tpu is not ShardingType.SPARSE_CORE:
@@ -259,6 +264,11 @@ def _assign(
         if tpu is not None or not (alone or can_shard(strategy)):
             raise _unavailable(table, strategy)
         return _engine(table, strategy, _SPREAD[table.placement], reason)
+    if table.storage is not None:
+        sharding = ShardingType.ROW_WISE
+        if table.placement in ("replicated", "default_device"):
+            sharding = ShardingType.DATA_PARALLEL
+        return _engine(table, strategy, sharding, "it has a FileStorage")
     if table.placement in ("replicated", "default_device"):
         return Assignment(ShardingType.KERAS, reason)
     if size_threshold is None:

@@ -134,7 +134,12 @@ def from_config(config: Any) -> Any:
         return config
     fields = {name: from_config(value) for name, value in config.items()}
     # Older files have no class for keys.
-    return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
+    kind = fields.pop(_CLASS, DynamicKeys.__name__)
+    if kind == "FileStorage":  # Few programs have one.
+        from tfrs_embed.configs.file_storage import FileStorage
+
+        return FileStorage(**fields)
+    return _DECLARATIONS[kind](**fields)
 
 
 def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
@@ -187,8 +192,9 @@ def _table_from_config(
     )
     arguments["optimizer"] = shared[arguments["optimizer"]]
     if kind == "own":
-        keys = from_config(arguments.pop("keys", None))
-        return TableConfig(keys=keys, **arguments)
+        for name in ("keys", "storage"):
+            arguments[name] = from_config(arguments.get(name))
+        return TableConfig(**arguments)
     if "dtype" in arguments:
         arguments["dtype"] = tf.as_dtype(arguments["dtype"])
     return _tpu.TableConfig(**arguments)

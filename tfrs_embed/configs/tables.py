@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,9 @@ from tfrs_embed.configs.hashing import Hashing
 from tfrs_embed.configs.structure import Structure
 from tfrs_embed.configs.types import Combiner, Optimizer, Rounding, TablePlace
 from tfrs_embed.optimizers import conversion
+
+if TYPE_CHECKING:
+    from tfrs_embed.configs.file_storage import FileStorage
 
 COMBINERS: tuple[str, ...] = get_args(Combiner)
 # The placements of tables spread by row or by key.
@@ -93,6 +96,9 @@ class TableConfig:
             `hot_rows` have other bits, the same on all replicas. With "nearest"
             an update of less than half a step between the type's numbers
             changes nothing.
+        storage: a `FileStorage`, for a table larger than memory. None: memory.
+            Such a table is never a Keras layer's, whatever its size; TPUs don't
+            have it.
 
     Raises:
         ValueError: a value is out of its range.
@@ -112,6 +118,7 @@ class TableConfig:
     hot_rows: Sequence[int] | int = dataclasses.field(default=(), repr=False)
     dtype: Any = "float32"
     rounding: Rounding = "stochastic"
+    storage: FileStorage | None = None
 
     def __post_init__(self) -> None:
         text(self.name, "A table's name")
@@ -142,12 +149,28 @@ class TableConfig:
         conversion.convert(self.optimizer, where)
         hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
         object.__setattr__(self, "hot_rows", hot_rows)
+        if self.storage is not None:
+            self._check_storage(where)
         if self.keys is not None:
             self._check_keys(self.keys, where)
         elif hot_rows != () and self.placement not in _BY_ROW:
             raise ValueError(
                 f"{where}: hot_rows need a table that is spread by row, not "
                 f"placement='{self.placement}'."
+            )
+
+    def _check_storage(self, where: str) -> None:
+        from tfrs_embed.configs.file_storage import FileStorage
+
+        if not isinstance(self.storage, FileStorage):
+            raise TypeError(
+                f"{where}: storage must be a FileStorage or None, got "
+                f"{self.storage!r}."
+            )
+        if self.keys is not None:
+            raise ValueError(
+                f"{where}: storage is not available to a table with keys, "
+                "whose rows grow in number."
             )
 
     def _check_keys(self, keys: DynamicKeys, where: str) -> None:
@@ -284,6 +307,7 @@ class TableSpec:
     dtype: str = "float32"
     rounding: str = "stochastic"
     owner: str = ""
+    storage: FileStorage | None = None
 
 
 def require_float32(table: TableSpec, where: str) -> None:

@@ -240,6 +240,6 @@ def _hot_table(
     while name in names:
         name += "_"
     copies = dataclasses.replace(
-        table, name=name, vocabulary_size=len(ids), hot_rows=()
+        table, name=name, vocabulary_size=len(ids), hot_rows=(), storage=None
     )
     return HotTable(table, copies, ids[order], owners[order], rows[order])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -97,6 +97,67 @@ class TableLayer(TableHolder):
                 # Keras passes the mask to the next layers.
                 output._keras_mask = mask
         return self._pack(called, outputs)
+
+    def prefetch(
+        self,
+        dataset: tf.data.Dataset,
+        inputs: Callable[..., Any] | None = None,
+        batches: int = 2,
+    ) -> tf.data.Dataset:
+        """Reads rows of tables in files ahead of the steps that use them.
+
+        Numbers don't change by it. It must be the last transformation, but may
+        be followed by `strategy.experimental_distribute_dataset`. Workers read
+        ahead the rows that they hold, of their own batches.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig(
+            ...     "movie", 20_000, 8, storage=tfrs_embed.FileStorage("files")
+            ... )
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+            ... )
+            >>> movies = tf.data.Dataset.from_tensors([3, 5])
+            >>> for batch in layer.prefetch(movies):
+            ...     vectors = layer(batch)
+
+        Args:
+            dataset: batches of what the model takes.
+            inputs: returns the layer's inputs, from an element's components.
+                None: they are the element, or the first of its components.
+            batches: the number of batches to read ahead.
+
+        Returns:
+            A dataset of the same batches.
+
+        Raises:
+            ValueError: no table is in files; or ids don't fit the layer.
+        """
+        self._ensure_tables()
+        if all(table.storage is None for table in self._spec.tables):
+            raise ValueError(
+                f"Layer '{self.name}' has no table with a FileStorage: there "
+                "is nothing to read ahead."
+            )
+
+        def read_ahead(*element: Any) -> Any:
+            given = element[0] if inputs is None else inputs(*element)
+            called = self._read(given, None, partial=True)
+            bags = lookup_bags(
+                called.features, self._to_bags(called, training=False)
+            )
+            begun = []
+            for lookup, each in zip(called.lookups, bags, strict=True):
+                if lookup.table.storage is not None:
+                    state = self.tables[lookup.table.name]
+                    begun += state.read_ahead(each.ids)
+            with tf.control_dependencies(begun):
+                whole = tf.nest.map_structure(
+                    tf.identity, element, expand_composites=True
+                )
+            return whole if len(whole) > 1 else whole[0]
+
+        return dataset.map(read_ahead).prefetch(batches)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns the positions of sequences that hold an id.

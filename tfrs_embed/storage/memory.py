@@ -1,4 +1,4 @@
-"""Rows in variables, in the memory of one device."""
+"""Rows in variables, in the memory of one device or in mapped files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _SPARE_PART = 32
 
 
 class MemoryRows(RowStore):
-    """Keeps each table, and each slot, in one variable."""
+    """Keeps each table, and each slot, in one variable.
+
+    The memory of a table with a `FileStorage` is mapped files.
+    """
 
     def __init__(self, device: str | None) -> None:
         super().__init__(device)
@@ -58,9 +61,23 @@ class MemoryRows(RowStore):
         self._slots[spec.name] = slots
         # Where variables are made in a graph, it may be exported.
         fill = backend.of(self.device, training=False).fill
+        files = None
+        if spec.storage is not None:
+            from tfrs_embed.storage.mapped_files import TableFiles
+
+            files = TableFiles(spec, self.device)
         for name, slot in slots.items():
             row = slot.row(spec.dim)
             dtype = spec.dtype if name == PARAMETERS else tf.float32
+            if files is not None:
+                made[name] = files.make(
+                    name,
+                    [table.rows, *row],
+                    tf.as_dtype(dtype),
+                    slot.initial,
+                    f"{spec.name}/{name}",
+                )
+                continue
             made[name] = make_variable(
                 fill([table.rows, *row], tf.cast(slot.initial, dtype)),
                 f"{spec.name}/{name}",

@@ -189,6 +189,22 @@ class TableState(Trackable, Changing):
         rows = np.unique(np.concatenate([np.zeros([0], np.int64), *found]))
         return Changed(rows, np.zeros([0], np.int64), (len(rows),))
 
+    def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
+        """Begins to read rows, [n] int32 or int64, that are in files.
+
+        Returns the operations that do so.
+        """
+        begun = []
+        for part, store in self.sources:
+            place = tf.cast(ids, tf.int64) - part.rows.start
+            row = place // part.rows.step
+            here = (row >= 0) & (row < len(part.rows))
+            here &= row * part.rows.step == place
+            row = tf.boolean_mask(row, here) + part.offset
+            variables = [*store.variables(self.spec.name).values()]
+            begun.append(variables[0].files.read_ahead(variables, row))
+        return begun
+
     def restored(self, prefix: str | None) -> None:
         """Begins to track anew, when a checkpoint `prefix` is restored."""
         self.restored_from = prefix

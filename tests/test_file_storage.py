@@ -1,0 +1,284 @@
+"""Tables in files: what the conformance suite doesn't show."""
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from fronts import keras, layers
+from plans import on
+from tfrs_embed import FeatureConfig, FileStorage, TableConfig, kernels
+from tfrs_embed.configs.placement import assign
+from tfrs_embed.configs.tables import parse
+
+pytestmark = [pytest.mark.usefixtures("needs_kernels")]
+
+ROWS, DIM = 3000, 8
+
+
+def make_layer(storage, name="t", rows=ROWS, **options):
+    """A layer of one table, which starts with the same rows each time."""
+    table = TableConfig(
+        name,
+        rows,
+        DIM,
+        keras.initializers.RandomNormal(seed=1),
+        storage=storage,
+        **options,
+    )
+    optimizer = tfrs_embed.optimizers.rules.Adagrad.tpu(0.1)
+    return layers.PartialTPUEmbedding(
+        FeatureConfig("f", table), optimizer, size_threshold=0
+    )
+
+
+def train(layer, steps=3, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        ids = tf.constant(rng.integers(0, ROWS, 64))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) ** 2)
+        tape.gradient(loss, layer.trainable_variables)
+
+
+def values(layer):
+    state = layer.tables["t"]
+    return {n: v.numpy() for n, v in state.variables.items()}
+
+
+def assert_equal(layer, other):
+    here, there = values(layer), values(other)
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        np.testing.assert_array_equal(value, there[name], name)
+
+
+def folder_of(tmp_path, table="t"):
+    return tmp_path / table / "worker-0-device-0"
+
+
+def mapped(folder):
+    """The sizes of this process's mappings of files in a folder."""
+    with open("/proc/self/maps") as file:
+        lines = [line for line in file if str(folder) in line]
+    assert all(line.split()[1] == "rw-s" for line in lines)  # Shared.
+    return len(lines)
+
+
+def test_the_files_are_the_tables(tmp_path):
+    layer, other = make_layer(FileStorage(tmp_path)), make_layer(None)
+    train(layer), train(other)
+    assert_equal(layer, other)
+    for name, value in values(layer).items():
+        found = np.fromfile(folder_of(tmp_path) / name, np.float32)
+        np.testing.assert_array_equal(found.reshape(value.shape), value)
+
+
+def test_all_that_writes_a_table_writes_its_file(tmp_path):
+    """No way to set rows takes the table to memory."""
+    layer, other = make_layer(FileStorage(tmp_path)), make_layer(None)
+    train(layer), train(other)
+    checkpoint = tf.train.Checkpoint(layer=other).write(f"{tmp_path}/saved")
+    rows = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+    for each in (layer, other):
+        each.load_tables({"t": rows})
+    assert_equal(layer, other)
+    for each in (layer, other):
+        each.tables["t"].table.assign(2 * rows)
+        train(each, seed=1)
+        each.tables["t"].table.assign_add(rows)
+        each.tables["t"].table.assign_sub(rows / 2)
+        each.tables["t"].table.scatter_add(
+            tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([5]))
+        )
+        train(each, seed=2)
+    assert_equal(layer, other)
+    tf.train.Checkpoint(layer=layer).read(checkpoint).assert_consumed()
+    tf.train.Checkpoint(layer=other).read(checkpoint)
+    train(layer), train(other)
+    assert_equal(layer, other)
+    assert mapped(tmp_path) == 2
+    found = np.fromfile(folder_of(tmp_path) / "parameters", np.float32)
+    np.testing.assert_array_equal(
+        found.reshape(ROWS, DIM), values(layer)["parameters"]
+    )
+
+
+def test_a_table_is_assigned_values_of_its_shape_alone(tmp_path):
+    layer = make_layer(FileStorage(tmp_path))
+    train(layer, 1)
+    before = values(layer)
+    with pytest.raises(ValueError, match="incompatible"):
+        layer.tables["t"].table.assign(tf.zeros([ROWS + 1, DIM]))
+    np.testing.assert_array_equal(
+        values(layer)["parameters"], before["parameters"]
+    )
+
+
+KILLED = """
+import sys, os
+sys.path.insert(0, sys.argv[1])
+import test_file_storage as test
+import tensorflow as tf
+layer = test.make_layer(test.FileStorage(sys.argv[2]))
+test.train(layer)
+tf.train.Checkpoint(layer=layer).write(sys.argv[3])
+test.train(layer, 2, seed=9)
+print("trained", flush=True)
+if sys.argv[4] == "kill":
+    os.kill(os.getpid(), 9)
+sys.stdin.read()
+"""
+
+
+def start(tmp_path, how):
+    tests = os.path.dirname(__file__)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            KILLED,
+            tests,
+            tmp_path / "files",
+            tmp_path / "saved",
+            how,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "trained\n"
+    return process
+
+
+def test_a_killed_process_is_restored_from_its_checkpoint(tmp_path, caplog):
+    start(tmp_path, "kill").wait()
+    layer, other = make_layer(FileStorage(tmp_path / "files")), make_layer(None)
+    layer.build(None), train(other)
+    assert "rows that an earlier process left" in caplog.text
+    tf.train.Checkpoint(layer=layer).read(f"{tmp_path}/saved").assert_consumed()
+    assert_equal(layer, other)
+
+
+def test_two_processes_dont_share_files(tmp_path):
+    process = start(tmp_path, "wait")
+    try:
+        with pytest.raises(
+            RuntimeError, match=r"Table 't': .*in use by another"
+        ):
+            make_layer(FileStorage(tmp_path / "files")).build(None)
+    finally:
+        process.communicate()
+
+
+def test_two_layers_dont_share_files(tmp_path):
+    layer = make_layer(FileStorage(tmp_path))
+    layer.build(None)
+    with pytest.raises(RuntimeError, match="in use by another"):
+        make_layer(FileStorage(tmp_path)).build(None)
+    other = make_layer(FileStorage(tmp_path), "two words/é")
+    other.build(None)
+    del layer
+    gc.collect()
+    make_layer(FileStorage(tmp_path)).build(None)
+
+
+def test_files_of_another_table_are_an_error(tmp_path):
+    make_layer(FileStorage(tmp_path)).build(None)
+    gc.collect()
+    with pytest.raises(
+        ValueError, match=r"another table: .*'float32'.*bfloat16"
+    ):
+        make_layer(FileStorage(tmp_path), dtype="bfloat16").build(None)
+    found = np.fromfile(folder_of(tmp_path) / "parameters", np.float32)
+    assert found.size == ROWS * DIM
+    other = folder_of(tmp_path, "u")
+    other.mkdir(parents=True)
+    (other / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"other files: \['mine.txt'\]"):
+        make_layer(FileStorage(tmp_path), "u").build(None)
+
+
+def test_a_disk_without_room_is_an_error(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        with pytest.raises(
+            OSError,
+            match=r"Table 't': '.*parameters' can't be made, .* 93.8 KiB",
+        ):
+            make_layer(FileStorage(tmp_path)).build(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_folder_that_is_a_file_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        make_layer(FileStorage(tmp_path / "file")).build(None)
+
+
+def test_without_kernels_it_is_an_error(tmp_path):
+    with (
+        kernels.disabled(),
+        pytest.raises(
+            RuntimeError, match="Table 't' has a FileStorage, which needs CPUs"
+        ),
+    ):
+        make_layer(FileStorage(tmp_path)).build(None)
+
+
+def test_a_config_has_it(tmp_path):
+    layer = make_layer(FileStorage(tmp_path / "x"), placement="row")
+    assert layer.placement.tables[0].engine == "one device"
+    config = json.loads(json.dumps(layer.get_config()))
+    again = type(layer).from_config(config)
+    [table] = again._spec.tables
+    assert table.storage == FileStorage(str(tmp_path / "x"))
+    for wrong, error in (("x", TypeError), (None, TypeError), ("", TypeError)):
+        with pytest.raises(error):
+            make_layer(wrong if wrong else FileStorage(wrong))
+    with pytest.raises(ValueError, match="with keys"):
+        make_layer(FileStorage("x"), keys=tfrs_embed.DynamicKeys())
+
+
+def test_small_tables_are_in_files_too(tmp_path):
+    table = TableConfig("small", 5, 2, storage=FileStorage(tmp_path))
+    spec = parse(FeatureConfig("f", table))
+    [assigned] = assign(spec, 1000, tf.distribute.get_strategy()).values()
+    assert assigned.sharding.value == "one device"
+    assert assigned.reason == "it has a FileStorage, one replica"
+
+
+@on("mirrored:2")
+def test_prefetch(tmp_path, strategy):
+    """Batches stay the same, and so do the tables."""
+    with strategy.scope():
+        layer = make_layer(FileStorage(tmp_path))
+        other = make_layer(None)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, ROWS, [4, 6]).astype(np.int32)
+    labels = np.arange(24.0).reshape(4, 6)
+    ragged = tf.RaggedTensor.from_row_lengths(ids.ravel(), [0, 9, 5, 10])
+    plain = tf.data.Dataset.from_tensor_slices((ids, labels))
+    bags = tf.data.Dataset.from_tensors(({"ids": ragged}, labels))
+    found = [*layer.prefetch(plain)]
+    assert len(found) == 4
+    for (here, label), row, expected in zip(found, ids, labels, strict=True):
+        np.testing.assert_array_equal(here, row)
+        np.testing.assert_array_equal(label, expected)
+    [(here, _)] = layer.prefetch(bags, lambda x, _: x["ids"], 1)
+    assert here["ids"].to_list() == ragged.to_list()
+    [alone] = layer.prefetch(tf.data.Dataset.from_tensors(ids[0]))
+    np.testing.assert_array_equal(alone, ids[0])
+    with pytest.raises(ValueError, match="no table with a FileStorage"):
+        other.prefetch(plain)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 3000 is out"):
+        list(layer.prefetch(tf.data.Dataset.from_tensors([3000])))

@@ -1,0 +1,191 @@
+"""Files that hold a table's rows and slots on one device."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfrs_embed import kernels
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.compat.text_table import format_bytes
+from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
+from tfrs_embed.configs.tables import TableSpec
+
+# What the files are, beside them.
+_ABOUT = "table.json"
+
+
+class FileVariable(UnmirroredVariable):
+    """A variable whose memory is a mapped file.
+
+    Attributes:
+        files: the table's files, in use as long as this variable lives.
+    """
+
+    files: TableFiles
+
+
+def _by_rows(method: str) -> Callable[..., Any]:
+    """Makes a method that writes all rows in place, by one that writes some.
+
+    TensorFlow's would give the variable other memory than the file.
+    """
+
+    def write(self: FileVariable, value: Any, *_: Any, **__: Any) -> Any:
+        value = tf.convert_to_tensor(value, self.dtype)
+        self.shape.assert_is_compatible_with(value.shape)
+        for start, size in blocks(value.shape, self.dtype):
+            block = value[start : start + size]
+            rows = tf.range(start, start + size)
+            getattr(self, method)(tf.IndexedSlices(block, rows))
+        return self
+
+    return write
+
+
+for _method, _rows in (
+    ("assign", "scatter_update"),
+    ("assign_add", "scatter_add"),
+    ("assign_sub", "scatter_sub"),
+):
+    setattr(FileVariable, _method, _by_rows(_rows))
+
+
+class TableFiles:
+    """A table's files on a device, of which this process is the only user.
+
+    Raises:
+        ValueError: the files are those of another table.
+        RuntimeError: another layer or process uses them, or there are no
+            kernels.
+        OSError: they can't be written.
+    """
+
+    def __init__(self, spec: TableSpec, device: str | None) -> None:
+        assert spec.storage is not None
+        self._where = f"Table '{spec.name}'"
+        self._operations = kernels.operations(device)
+        if self._operations is None:
+            raise RuntimeError(
+                f"{self._where} has a FileStorage, which needs CPUs and the "
+                f"compiled kernels. {kernels.status().reason}"
+            )
+        self.folder = os.path.join(
+            os.path.abspath(spec.storage.folder),
+            escape(spec.name, "/\0"),
+            _device_name(device),
+        )
+        os.makedirs(self.folder, exist_ok=True)
+        self._lock()
+        self._describe(
+            {"table": spec.name, "dim": spec.dim, "dtype": spec.dtype}
+        )
+
+    def _lock(self) -> None:
+        # The lock ends with the process, or when this object is gone.
+        lock = open(os.path.join(self.folder, "lock"), "a")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RuntimeError(
+                f"{self._where}: '{self.folder}' is in use by another layer or "
+                "process. Give each its own folder."
+            ) from None
+        weakref.finalize(self, lock.close)
+
+    def _describe(self, about: dict[str, Any]) -> None:
+        path = os.path.join(self.folder, _ABOUT)
+        if os.path.exists(path):
+            with open(path) as file:
+                found = json.load(file)
+            if found != about:
+                raise ValueError(
+                    f"{self._where}: '{self.folder}' has the files of another "
+                    f"table: {found}, not {about}. Give this one another "
+                    "folder, or remove the files."
+                )
+            logging.warning(
+                "%s: rows that an earlier process left in '%s' are "
+                "overwritten with initial values. Restore a checkpoint to go "
+                "on.",
+                self._where,
+                self.folder,
+            )
+            return
+        others = set(os.listdir(self.folder)) - {"lock"}
+        if others:
+            raise ValueError(
+                f"{self._where}: '{self.folder}' has other files: "
+                f"{sorted(others)[:3]}. Give the table another folder."
+            )
+        with open(path, "w") as file:
+            json.dump(about, file)
+
+    def make(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        initial: float,
+        full_name: str,
+    ) -> tf.Variable:
+        """Makes the variable of a file, filled with a number.
+
+        Raises:
+            OSError: the disk lacks room.
+        """
+        path = os.path.join(self.folder, escape(name, "/\0"))
+        size = math.prod(shape) * dtype.size
+        with open(path, "wb") as file:
+            # All of the room: later a full disk would kill the process.
+            try:
+                if size:
+                    os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                os.remove(path)
+                raise OSError(
+                    error.errno,
+                    f"{self._where}: '{path}' can't be made, it would have "
+                    f"{format_bytes(size)}: {error.strerror}.",
+                ) from error
+        rows = self._operations.tfrs_embed_mapped_rows(
+            path, T=dtype, shape=shape, shared=True
+        )
+        variable = make_variable(rows, full_name, kind=FileVariable)
+        variable.files = self
+        del rows  # Else the first update would copy the table.
+        if initial:
+            for start, count in blocks(shape, dtype):
+                variable.scatter_update(
+                    tf.IndexedSlices(
+                        tf.fill([count, *shape[1:]], tf.cast(initial, dtype)),
+                        tf.range(start, start + count),
+                    )
+                )
+        return variable
+
+    def read_ahead(
+        self, variables: Sequence[tf.Variable], rows: tf.Tensor
+    ) -> tf.Operation:
+        """Begins to read rows, [n] int64, of variables that `make` made."""
+        return self._operations.tfrs_embed_read_ahead(
+            [variable.handle for variable in variables], rows
+        )
+
+
+def _device_name(device: str | None) -> str:
+    """A name for a device, unique among the workers of a cluster."""
+    resolver = tf.distribute.get_strategy().cluster_resolver
+    worker = 0 if resolver is None else resolver.task_id or 0
+    index = tf.DeviceSpec.from_string(device or "").device_index or 0
+    return f"worker-{worker}-device-{index}"
