@@ -229,7 +229,7 @@ def test_without_kernels_it_is_an_error(tmp_path):
     with (
         kernels.disabled(),
         pytest.raises(
-            RuntimeError, match="Table 't' has a FileStorage, which needs CPUs"
+            RuntimeError, match="Table 't' has a FileStorage, which needs a CPU"
         ),
     ):
         make_layer(FileStorage(tmp_path)).build(None)

@@ -75,9 +75,10 @@ class TableFiles:
         self._where = f"Table '{spec.name}'"
         self._operations = kernels.operations(device)
         if self._operations is None:
+            status = kernels.status()
             raise RuntimeError(
-                f"{self._where} has a FileStorage, which needs CPUs and the "
-                f"compiled kernels. {kernels.status().reason}"
+                f"{self._where} has a FileStorage, which needs a CPU and the "
+                f"compiled kernels. {'' if status.loaded else status.reason}"
             )
         self.folder = os.path.join(
             os.path.abspath(spec.storage.folder),

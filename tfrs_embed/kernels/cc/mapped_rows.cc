@@ -108,6 +108,10 @@ class MappedRowsOp : public OpKernel {
     void* data = mmap(nullptr, size_, PROT_READ | PROT_WRITE, flags, file, 0);
     if (data == MAP_FAILED) return Failed(path);
     madvise(data, size_, MADV_RANDOM);  // Pages beside a row's are not read.
+#if defined(MADV_DONTFORK)
+    // A fork would change its parent's table.
+    if (shared_) madvise(data, size_, MADV_DONTFORK);
+#endif
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
         new Mapping(data, size_));
     ctx->set_output(0, Tensor(dtype_, shape_, std::move(buffer)));
