@@ -20,7 +20,10 @@ import tf_keras
 import tfrs_embed
 
 tpu = tf.tpu.experimental.embedding
-PLACEMENTS = ("row", "table", "column", "replicated", "mixed", "dynamic", "hot")
+PLACEMENTS = (
+    *("row", "table", "column", "replicated", "mixed", "dynamic", "hot"),
+    "files",
+)
 BATCH, STEPS, STEPS_PER_SAVE = 6, 8, 2
 # What a step waits for its data, in seconds.
 PAUSE_S = 0.01
@@ -31,8 +34,11 @@ def begin(phase):
     print(f"at {time.monotonic():.4f} {phase}", flush=True)
 
 
-def make_tables(placement):
-    """Tables by name; the first is wide enough to be cut into columns."""
+def make_tables(placement, folder=None):
+    """Tables by name; the first is wide enough to be cut into columns.
+
+    `folder` is for "files".
+    """
 
     def table(name, rows, dim, place, **kwargs):
         return tfrs_embed.TableConfig(
@@ -60,6 +66,12 @@ def make_tables(placement):
         made = [
             table("users", 24, 16, "row", hot_rows=range(0, 24, 3)),
             table("items", 11, 5, "row", hot_rows=(1, 4)),
+        ]
+    elif placement == "files":
+        storage = tfrs_embed.FileStorage(folder)
+        made = [
+            table("users", 24, 16, "row", storage=storage),
+            table("items", 11, 5, "column", storage=storage),
         ]
     else:
         place = "auto" if placement == "variables" else placement
@@ -93,11 +105,12 @@ class Job:
     Args:
         strategy: what it trains under.
         placement: one of `PLACEMENTS`.
+        folder: for tables in files.
     """
 
-    def __init__(self, strategy, placement):
+    def __init__(self, strategy, placement, folder):
         self._strategy = strategy
-        tables = make_tables(placement)
+        tables = make_tables(placement, folder)
         # Where keys come and go there are more of them than rows.
         self._keys = {
             n: t.vocabulary_size * (2 if t.keys else 1)
@@ -157,7 +170,7 @@ def main():
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     begin("building")
-    job = Job(strategy, args.placement)
+    job = Job(strategy, args.placement, args.folder / "tables")
     if args.deltas:
         # The last of the saves is a full one.
         deltas = tfrs_embed.checkpoint.DeltaManager(

@@ -101,7 +101,8 @@ def read(folder):
     values = {
         key.removesuffix(_SUFFIX): np.asarray(reader.get_tensor(key))
         for key in reader.get_variable_to_shape_map()
-        if key.endswith(_SUFFIX)
+        # A restore makes the counter, which `DeltaManager` doesn't need.
+        if key.endswith(_SUFFIX) and key != f"save_counter{_SUFFIX}"
     }
     for name in [n for n in values if n.endswith("/keys")]:
         table = name.removesuffix("keys")
