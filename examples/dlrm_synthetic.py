@@ -8,7 +8,8 @@ On a cluster, start it once per worker, with TF_CONFIG set, or with --slurm.
 All tables are sharded by row over the replicas. Ids have a power law, as in
 recommenders' logs: few of them make up most of a batch. A click depends on
 hidden weights of the ids and of the dense features, so there is something to
-learn.
+learn. With --table_files the tables are in files: they may be larger than
+memory.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ for _name, _default, _what in (
     ("replicas", None, "replicas in this process; if not given, GPUs, or 2"),
 ):
     common_flags.count(_name, _default, _what)
+flags.DEFINE_string("table_files", None, "a folder, for tables in files")
 common_flags.workers()
 
 ALPHA = 1.05
@@ -100,7 +102,13 @@ def train(strategy: tf.distribute.Strategy) -> None:
         losses = strategy.run(replica_step, inputs)
         return strategy.reduce("SUM", losses, axis=None)
 
-    batches = iter(strategy.distribute_datasets_from_function(clicks))
+    def made(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = clicks(context)
+        if not FLAGS.table_files:
+            return dataset
+        return layer.prefetch(dataset, lambda _, ids, __: model.by_table(ids))
+
+    batches = iter(strategy.distribute_datasets_from_function(made))
     losses: list[float] = []
     warm_up = min(WARM_UP, FLAGS.steps - 1)
     start, before = time.perf_counter(), None
@@ -140,7 +148,9 @@ class DLRM(tf_keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        features = {}
+        features, storage = {}, None
+        if FLAGS.table_files:
+            storage = tfrs_embed.FileStorage(FLAGS.table_files)
         for i in range(FLAGS.tables):
             table = tfrs_embed.TableConfig(
                 f"table_{i}",
@@ -148,6 +158,7 @@ class DLRM(tf_keras.Model):
                 FLAGS.dim,
                 initializer=tf_keras.initializers.RandomUniform(-0.05, 0.05),
                 combiner="sum",
+                storage=storage,
             )
             features[table.name] = tfrs_embed.FeatureConfig(
                 table.name, table, output_shape=[FLAGS.batch, FLAGS.dim]
@@ -163,13 +174,15 @@ class DLRM(tf_keras.Model):
         self.top = mlp([64, 32])
         self.click = tf_keras.layers.Dense(1)
 
+    def by_table(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the embeddings' inputs, of [batch, tables, hotness] ids."""
+        names = self.embeddings.placement.tables
+        return {t.table: ids[:, i] for i, t in enumerate(names)}
+
     def call(
         self, dense: tf.Tensor, ids: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
-        names = self.embeddings.placement.tables
-        vectors = self.embeddings(
-            {t.table: ids[:, i] for i, t in enumerate(names)}, training=training
-        )
+        vectors = self.embeddings(self.by_table(ids), training=training)
         bottom = self.bottom(dense)
         stacked = tf.stack([bottom, *vectors.values()], axis=1)
         products = tf.matmul(stacked, stacked, transpose_b=True)
