@@ -249,6 +249,15 @@ def test_a_config_has_it(tmp_path):
         make_layer(FileStorage("x"), keys=tfrs_embed.DynamicKeys())
 
 
+def test_statistics_tell_what_is_in_memory(tmp_path):
+    layer, other = make_layer(FileStorage(tmp_path)), make_layer(None)
+    layer.build(None), other.build(None)
+    files = layer.statistics()["t"].files
+    assert 0 < files.dirty <= files.resident <= 2 * ROWS * DIM * 4 + 8192
+    assert layer.statistics()["t"].bytes == 2 * ROWS * DIM * 4
+    assert other.statistics()["t"].files is None
+
+
 def test_small_tables_are_in_files_too(tmp_path):
     table = TableConfig("small", 5, 2, storage=FileStorage(tmp_path))
     spec = parse(FeatureConfig("f", table))

@@ -71,7 +71,6 @@ class TableFiles:
     """
 
     def __init__(self, spec: TableSpec, device: str | None) -> None:
-        assert spec.storage is not None
         self._where = f"Table '{spec.name}'"
         self._operations = kernels.operations(device)
         if self._operations is None:
@@ -80,11 +79,7 @@ class TableFiles:
                 f"{self._where} has a FileStorage, which needs a CPU and the "
                 f"compiled kernels. {'' if status.loaded else status.reason}"
             )
-        self.folder = os.path.join(
-            os.path.abspath(spec.storage.folder),
-            escape(spec.name, "/\0"),
-            _device_name(device),
-        )
+        self.folder = _folder(spec, device)
         os.makedirs(self.folder, exist_ok=True)
         self._lock()
         self._describe(
@@ -182,6 +177,35 @@ class TableFiles:
         return self._operations.tfrs_embed_read_ahead(
             [variable.handle for variable in variables], rows
         )
+
+
+def in_memory(table: TableSpec) -> tuple[int, int]:
+    """Returns how many bytes of a table's files are in memory, and are dirty.
+
+    Those of all of this process's devices. Dirty ones are to be written yet.
+    """
+    assert table.storage is not None
+    folder = f" {os.path.dirname(_folder(table, None))}/"
+    found = {"Rss": 0, "Shared_Dirty": 0, "Private_Dirty": 0}
+    with open("/proc/self/smaps") as file:
+        mine = False
+        for line in file:
+            name, _, value = line.partition(":")
+            if " " in name:  # A mapping's first line, which ends with its file.
+                mine = folder in line
+            elif mine and name in found:
+                found[name] += 1024 * int(value.split()[0])
+    return found["Rss"], found["Shared_Dirty"] + found["Private_Dirty"]
+
+
+def _folder(table: TableSpec, device: str | None) -> str:
+    """The folder of a table's files on a device."""
+    assert table.storage is not None
+    return os.path.join(
+        os.path.realpath(table.storage.folder),
+        escape(table.name, "/\0"),
+        _device_name(device),
+    )
 
 
 def _device_name(device: str | None) -> str:

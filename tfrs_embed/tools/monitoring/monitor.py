@@ -14,6 +14,7 @@ from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.table_state import TableState
 from tfrs_embed.tools.monitoring import lookups, rows
 from tfrs_embed.tools.monitoring.reports import (
+    FileReport,
     KeyReport,
     LookupReport,
     ReplicaReport,
@@ -150,6 +151,11 @@ class TableMonitor:
     def _measure(
         self, state: TableState, step: int, counted: LookupReport | None
     ) -> TableReport:
+        files = None
+        if state.spec.storage is not None:
+            from tfrs_embed.storage.mapped_files import in_memory
+
+            files = FileReport(*in_memory(state.spec))
         now = rows.read(state, self._sample)
         held = {name: state.held(name) for name in (PARAMETERS, *state.slots)}
         report = TableReport(
@@ -164,6 +170,7 @@ class TableMonitor:
             untouched_share=now.untouched,
             untouched_by=None if now.untouched is None else "slots",
             lookups=counted,
+            files=files,
         )
         report = self._compare(report, now, step)
         return _with_keys(report, state, step)

@@ -74,6 +74,25 @@ class KeyReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class FileReport:
+    """The files of a table with a `FileStorage`, in this process.
+
+    Example:
+        >>> files = tfrs_embed.monitoring.FileReport(2_000_000, 100_000)
+        >>> files.dirty / files.resident
+        0.05
+
+    Attributes:
+        resident: bytes of the files that are in this process's memory, before
+            the rows were read for the report.
+        dirty: those of them that have changed and aren't written yet.
+    """
+
+    resident: int
+    dirty: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TableReport:
     """Statistics of the rows of a table that this process holds.
 
@@ -94,7 +113,8 @@ class TableReport:
             counted once.
         dim: the width of a row.
         dtype: the rows' dtype.
-        bytes: the memory of these rows and of an engine's slots.
+        bytes: the memory of these rows and of an engine's slots, or their
+            files' size.
         rows_read: the number of rows that were read: all, or a sample.
         norms: quantiles of the rows' Euclidean norms, by their probability.
             Rows with a NaN or an infinity are left out.
@@ -113,6 +133,7 @@ class TableReport:
             the share of keys that no training step has seen for as many.
         lookups: the lookups of batches; None: no batches were given.
         keys: the keys of a table with `DynamicKeys`; None: its ids are rows.
+        files: the files of a table with a `FileStorage`; None: it has none.
     """
 
     table: str
@@ -130,6 +151,7 @@ class TableReport:
     idle_shares: dict[int, float] = dataclasses.field(default_factory=dict)
     lookups: LookupReport | None = None
     keys: KeyReport | None = None
+    files: FileReport | None = None
 
 
 @dataclasses.dataclass(frozen=True)
