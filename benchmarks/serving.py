@@ -7,7 +7,9 @@ in all, and gets their vectors in one matrix. Each contender has a process of
 its own, and all are asked in turns: the export by TensorFlow's operations
 (stock) and by kernels, a SavedModel of tf.gather alone, and fbgemm's tables for
 inference on CPUs. These may be installed elsewhere: benchmarks/requirements.txt
-has their versions. Ids are tensors before the clock starts.
+has their versions. Models run in a session, as in TensorFlow Serving and its
+C++ loader; "kernels, one thread" is a session whose requests don't use
+TensorFlow's pool of threads. Ids are arrays before the clock starts.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import time
 import numpy as np
 
 KINDS = ("float32", "int8", "int4")
+ONE_THREAD = "kernels, one thread"
 WARM_UP = 20
 
 
@@ -102,13 +105,27 @@ def make_models(args):
 def load_tensorflow(args, library=""):
     """Returns what makes a request's tensor, and what answers it."""
     import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2
 
     if library:
         tf.load_op_library(library)
     name = "plain" if args.contender == "gather" else args.kind
-    model = tf.saved_model.load(f"{args.folder}/{name}")
-    signature = model.signatures["serving_default"]
-    return tf.constant, lambda ids: signature(ids=ids)["vectors"].numpy()
+    config = tf.compat.v1.ConfigProto()
+    if args.contender == ONE_THREAD:
+        config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
+    session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
+    with session.graph.as_default():
+        model = tf.compat.v1.saved_model.load(
+            session, ["serve"], f"{args.folder}/{name}"
+        )
+    signature = model.signature_def["serving_default"]
+    call = session._make_callable_from_options(
+        config_pb2.CallableOptions(
+            feed=[signature.inputs["ids"].name],
+            fetch=[signature.outputs["vectors"].name],
+        )
+    )
+    return np.asarray, lambda ids: call(ids)[0]
 
 
 def load_fbgemm(args):
@@ -150,7 +167,7 @@ def answer(args):
     if args.contender == "fbgemm":
         request, run = load_fbgemm(args)
     else:
-        kernels = args.contender == "kernels"
+        kernels = args.contender in ("kernels", ONE_THREAD)
         request, run = load_tensorflow(args, library if kernels else "")
     random = np.random.default_rng(0)
     requests = {}
@@ -220,7 +237,7 @@ class Process:
 
 def compare(kind, folder, library, args):
     """Prints a table's lines: contenders, and the batches' times."""
-    names = ["stock", "kernels", "gather", "fbgemm"]
+    names = ["stock", "kernels", ONE_THREAD, "gather", "fbgemm"]
     if kind != "float32":
         names.remove("gather")
     processes = {n: Process(n, kind, folder, library, args) for n in names}
