@@ -126,8 +126,10 @@ def test_norms_are_those_of_the_values(made):
     found = page(path)
     [key] = [k for k, _ in tf.train.list_variables(path) if "users/par" in k]
     norms = np.linalg.norm(tf.train.load_variable(path, key), axis=1)
-    assert found.cells("max row norm", "users") == [f"{norms.max():.4g}"]
-    assert found.cells("mean row norm", "users") == [f"{norms.mean():.4g}"]
+    for name, expected in (("max", norms.max()), ("mean", norms.mean())):
+        [cell] = found.cells(f"{name} row norm", "users")
+        # In other dtypes the last of four digits may be another one.
+        assert float(cell) == pytest.approx(expected, rel=1e-3)
 
 
 def test_growth_over_checkpoints(made):
