@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from faults.job import PLACEMENTS, STEPS, STEPS_PER_SAVE
+from faults.job import STEPS, STEPS_PER_SAVE, WITH_FILES
 from processes import TESTS, ForkedCluster, environment
 
 #: Seconds within which the others end.
@@ -53,9 +53,9 @@ class Kill:
 def draw(number, seed):
     """A kill; those of neighbouring numbers are of different placements."""
     rng = random.Random(f"{seed}/{number}")
-    workers = WORKERS[(number + number // len(PLACEMENTS)) % len(WORKERS)]
+    workers = WORKERS[(number + number // len(WITH_FILES)) % len(WORKERS)]
     return Kill(
-        placement=PLACEMENTS[number % len(PLACEMENTS)],
+        placement=WITH_FILES[number % len(WITH_FILES)],
         workers=workers,
         victim=rng.randrange(workers),
         since=rng.choice(["building", "training", "training"]),

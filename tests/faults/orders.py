@@ -30,7 +30,6 @@ FAULTS = (
 def main():
     parser = argparse.ArgumentParser()
     placements = [*PLACEMENTS, "variables"]
-    placements.remove("files")  # They are variables, too.
     parser.add_argument("--placement", choices=placements, required=True)
     parser.add_argument("--fault", choices=FAULTS, required=True)
     args = parser.parse_args()
