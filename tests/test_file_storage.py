@@ -190,6 +190,21 @@ def test_two_layers_dont_share_files(tmp_path):
     make_layer(FileStorage(tmp_path)).build(None)
 
 
+def test_a_variable_outlives_its_layer(tmp_path):
+    """Another layer's files are new ones: cutting these off would kill it."""
+    layer = make_layer(FileStorage(tmp_path))
+    train(layer)
+    expected, handle = (
+        values(layer)["parameters"],
+        layer.tables["t"].table.handle,
+    )
+    del layer
+    gc.collect()
+    make_layer(FileStorage(tmp_path), rows=2 * ROWS).build(None)
+    found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_files_of_another_table_are_an_error(tmp_path):
     make_layer(FileStorage(tmp_path)).build(None)
     gc.collect()

@@ -31,14 +31,13 @@ from tfrs_embed.configs.dynamic_keys import (
 )
 from tfrs_embed.configs.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.configs.placement import Placement, TablePlacement
-from tfrs_embed.configs.tables import FeatureConfig, TableConfig
+from tfrs_embed.configs.tables import FeatureConfig, FileStorage, TableConfig
 from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.gradients.passes import no_updates
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 
 if TYPE_CHECKING:
     from tfrs_embed import serving, sparsecore
-    from tfrs_embed.configs.file_storage import FileStorage
     from tfrs_embed.layers import keras3 as keras3
     from tfrs_embed.layers.keras2 import (
         All2AllDenseEmbedding,
@@ -108,7 +107,6 @@ __path__ += [f"{folder}/compat/public_paths" for folder in __path__]
 __getattr__ = lazy.importer(
     __name__,
     {
-        "tfrs_embed.configs.file_storage": ("FileStorage",),
         # A program of Keras 3 has no use for tf_keras.
         "tfrs_embed.layers.keras2": (
             "All2AllDenseEmbedding",

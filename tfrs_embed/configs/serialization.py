@@ -22,6 +22,7 @@ from tfrs_embed.configs.tables import (
     EmbeddingSpec,
     FeatureConfig,
     FeatureSpec,
+    FileStorage,
     TableConfig,
     TableSpec,
     by_optimizer,
@@ -38,6 +39,7 @@ _DECLARATIONS: dict[str, Any] = {
     for kind in (
         *KINDS,
         DynamicKeys,
+        FileStorage,
         FrequencyAdmission,
         ProbabilisticAdmission,
         TimeToLive,
@@ -134,12 +136,7 @@ def from_config(config: Any) -> Any:
         return config
     fields = {name: from_config(value) for name, value in config.items()}
     # Older files have no class for keys.
-    kind = fields.pop(_CLASS, DynamicKeys.__name__)
-    if kind == "FileStorage":  # Few programs have one.
-        from tfrs_embed.configs.file_storage import FileStorage
-
-        return FileStorage(**fields)
-    return _DECLARATIONS[kind](**fields)
+    return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
 
 
 def sparse_core_from_config(config: Mapping[str, Any]) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -31,9 +32,6 @@ from tfrs_embed.configs.structure import Structure
 from tfrs_embed.configs.types import Combiner, Optimizer, Rounding, TablePlace
 from tfrs_embed.optimizers import conversion
 
-if TYPE_CHECKING:
-    from tfrs_embed.configs.file_storage import FileStorage
-
 COMBINERS: tuple[str, ...] = get_args(Combiner)
 # The placements of tables spread by row or by key.
 _BY_ROW = ("auto", "row", "sharded")
@@ -41,6 +39,44 @@ _BY_ROW = ("auto", "row", "sharded")
 DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
 _tpu = tf.tpu.experimental.embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class FileStorage:
+    """Keeps a table's rows and slots in files, for tables larger than memory.
+
+    The files are mapped into memory: the operating system keeps the pages in
+    use there, and writes changed ones back. Numbers, errors and checkpoints are
+    those of a table in memory. Each device has files of its own,
+    `<folder>/<table>/<device>/parameters` and `/<slot>`.
+
+    The files are the table while the process lives. A new process begins with
+    initial values, and overwrites files that an earlier one left: restore a
+    checkpoint to go on.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig(
+        ...     "movie", 20_000, 64, storage=tfrs_embed.FileStorage("tables")
+        ... )
+        >>> table.storage.folder
+        'tables'
+
+    Attributes:
+        folder: a folder on a local disk with room for all rows and slots. It is
+            made if it is missing. Several tables may share it, several
+            processes may not, except workers of one cluster.
+
+    Raises:
+        TypeError: the folder is no path, or empty.
+    """
+
+    folder: str
+
+    def __post_init__(self) -> None:
+        folder = self.folder
+        if isinstance(folder, os.PathLike):
+            object.__setattr__(self, "folder", os.fspath(folder))
+        text(self.folder, "FileStorage: folder")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,8 +196,6 @@ class TableConfig:
             )
 
     def _check_storage(self, where: str) -> None:
-        from tfrs_embed.configs.file_storage import FileStorage
-
         if not isinstance(self.storage, FileStorage):
             raise TypeError(
                 f"{where}: storage must be a FileStorage or None, got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -142,6 +143,9 @@ class TableFiles:
         """
         path = os.path.join(self.folder, escape(name, "/\0"))
         size = math.prod(shape) * dtype.size
+        # Not cut off: a variable that outlives its layer may have it mapped.
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
         with open(path, "wb") as file:
             # All of the room: later a full disk would kill the process.
             try:

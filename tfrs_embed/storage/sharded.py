@@ -53,10 +53,18 @@ class Part(NamedTuple):
 
         It leaves out rows that the variable doesn't hold.
         """
+        row, here = self.locate(rows)
+        return np.flatnonzero(here), row[here]
+
+    def locate(self, rows: Any) -> tuple[Any, Any]:
+        """Returns places of rows in the variable, and whether it holds each.
+
+        `rows` are numbers of rows, [n], in an array or a tensor of int64.
+        """
         row = (rows - self.rows.start) // self.rows.step
         here = (row >= 0) & (row < len(self.rows))
         here &= self.rows.start + row * self.rows.step == rows
-        return np.flatnonzero(here), self.offset + row[here]
+        return self.offset + row, here
 
     def within(self, start: int, size: int) -> tuple[int, int]:
         """Returns which of `rows` are in [start, start + size): first, end."""

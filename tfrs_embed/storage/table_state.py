@@ -196,13 +196,13 @@ class TableState(Trackable, Changing):
         """
         begun = []
         for part, store in self.sources:
-            place = tf.cast(ids, tf.int64) - part.rows.start
-            row = place // part.rows.step
-            here = (row >= 0) & (row < len(part.rows))
-            here &= row * part.rows.step == place
-            row = tf.boolean_mask(row, here) + part.offset
+            row, here = part.locate(tf.cast(ids, tf.int64))
             variables = [*store.variables(self.spec.name).values()]
-            begun.append(variables[0].files.read_ahead(variables, row))
+            begun.append(
+                variables[0].files.read_ahead(
+                    variables, tf.boolean_mask(row, here)
+                )
+            )
         return begun
 
     def restored(self, prefix: str | None) -> None:
