@@ -31,7 +31,8 @@ from tfrs_embed.configs.dynamic_keys import (
 )
 from tfrs_embed.configs.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.configs.placement import Placement, TablePlacement
-from tfrs_embed.configs.tables import FeatureConfig, FileStorage, TableConfig
+from tfrs_embed.configs.file_storage import FileStorage
+from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.gradients.passes import no_updates
 from tfrs_embed.ops.embedding_lookup import embedding_lookup

@@ -20,6 +20,7 @@ from tfrs_embed.compat.arguments import (
     integer_or_none,
     number,
 )
+from tfrs_embed.configs.file_storage import FileStorage
 
 #: The dtypes that keys may have.
 KEY_DTYPES = (
@@ -153,6 +154,11 @@ class DynamicKeys:
             remembers; the longest unseen is forgotten first. None: 4 for each
             row of vocabulary_size.
         max_rows: the most rows that "grow" makes. None: no limit.
+        spill: a `FileStorage` for the rows, slots and counters of keys that are
+            evicted: a key that comes back has what it had, instead of an
+            initial row. The table's rows in memory are the most used ones; it
+            takes some 50 bytes of memory for each key in the file. It needs
+            kernels, and a CPU. None: what is evicted is gone.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -165,6 +171,7 @@ class DynamicKeys:
     when_full: str | None = None
     candidates: int | None = None
     max_rows: int | None = None
+    spill: FileStorage | None = None
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -197,6 +204,21 @@ class DynamicKeys:
             raise ValueError(
                 f"DynamicKeys: max_rows={self.max_rows} is for "
                 f"when_full='grow', not '{self.when_full}'."
+            )
+        if self.spill is not None:
+            self._check_spill(self.spill)
+
+    def _check_spill(self, spill: FileStorage) -> None:
+        if not isinstance(spill, FileStorage):
+            raise TypeError(
+                f"DynamicKeys: spill must be a FileStorage or None, got {spill!r}."
+            )
+        grows = self.when_full == "grow" and self.max_rows is None
+        if self.eviction is None or self.when_full == "error" or grows:
+            raise ValueError(
+                "DynamicKeys: a spill is for keys that are evicted, and "
+                f"eviction={self.eviction!r}, when_full='{self.when_full}', "
+                f"max_rows={self.max_rows} evicts none in a step."
             )
 
     def _check_eviction(self) -> None:

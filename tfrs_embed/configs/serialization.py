@@ -17,12 +17,12 @@ from tfrs_embed.configs.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.configs.file_storage import FileStorage
 from tfrs_embed.configs.hashing import KINDS
 from tfrs_embed.configs.tables import (
     EmbeddingSpec,
     FeatureConfig,
     FeatureSpec,
-    FileStorage,
     TableConfig,
     TableSpec,
     by_optimizer,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -27,6 +26,7 @@ from tfrs_embed.compat.arguments import (
 )
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.dynamic_keys import DynamicKeys
+from tfrs_embed.configs.file_storage import FileStorage
 from tfrs_embed.configs.hashing import Hashing
 from tfrs_embed.configs.structure import Structure
 from tfrs_embed.configs.types import Combiner, Optimizer, Rounding, TablePlace
@@ -39,44 +39,6 @@ _BY_ROW = ("auto", "row", "sharded")
 DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
 _tpu = tf.tpu.experimental.embedding
-
-
-@dataclasses.dataclass(frozen=True)
-class FileStorage:
-    """Keeps a table's rows and slots in files, for tables larger than memory.
-
-    The files are mapped into memory: the operating system keeps the pages in
-    use there, and writes changed ones back. Numbers, errors and checkpoints are
-    those of a table in memory. Each device has files of its own,
-    `<folder>/<table>/<device>/parameters` and `/<slot>`.
-
-    The files are the table while the process lives. A new process begins with
-    initial values, and overwrites files that an earlier one left: restore a
-    checkpoint to go on.
-
-    Example:
-        >>> table = tfrs_embed.TableConfig(
-        ...     "movie", 20_000, 64, storage=tfrs_embed.FileStorage("tables")
-        ... )
-        >>> table.storage.folder
-        'tables'
-
-    Attributes:
-        folder: a folder on a local disk with room for all rows and slots. It is
-            made if it is missing. Several tables may share it, several
-            processes may not, except workers of one cluster.
-
-    Raises:
-        TypeError: the folder is no path, or empty.
-    """
-
-    folder: str
-
-    def __post_init__(self) -> None:
-        folder = self.folder
-        if isinstance(folder, os.PathLike):
-            object.__setattr__(self, "folder", os.fspath(folder))
-        text(self.folder, "FileStorage: folder")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,8 +165,8 @@ class TableConfig:
             )
         if self.keys is not None:
             raise ValueError(
-                f"{where}: storage is not available to a table with keys, "
-                "whose rows grow in number."
+                f"{where}: storage is not available to a table with keys; "
+                "DynamicKeys(spill=...) keeps evicted rows in a file."
             )
 
     def _check_keys(self, keys: DynamicKeys, where: str) -> None:
@@ -342,6 +304,12 @@ class TableSpec:
     rounding: str = "stochastic"
     owner: str = ""
     storage: FileStorage | None = None
+
+    @property
+    def has_files(self) -> bool:
+        """Whether rows are in files: all, or those of evicted keys."""
+        spills = self.keys is not None and self.keys.spill is not None
+        return spills or self.storage is not None
 
 
 def require_float32(table: TableSpec, where: str) -> None:

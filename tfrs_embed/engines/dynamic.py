@@ -121,13 +121,14 @@ class DynamicEngine(OneDeviceEngine):
         bags: Sequence[BaggedIds],
         activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Reads again if rows were given to other keys meanwhile.
+        """Reads again if rows were given to other keys meanwhile, or spilled.
 
         Returns each feature's vectors; zeros for a key without a row.
         """
         with tf.control_dependencies(graphs.here(activations)):
             changed = tf.add_n(
                 [group.tables.key_tables.check(f)[1] for group, f in found]
+                + [_num_spilled(f) for _, f in found if f.spilled is not None]
             )
         checked: list[tf.Tensor] = tf.cond(
             changed > 0,
@@ -149,11 +150,18 @@ class DynamicEngine(OneDeviceEngine):
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
         for group, there in found:
+            spilled = there.spilled
+            places = spilled and group.split(spilled.index, bags)
             for i, rows in group.split(there.rows, bags).items():
                 table = group.group.tables.index(self.features[i].table)
                 version = there.versions[table : table + 1]
                 vectors = group.tables.shards[table].read(
-                    Found(rows, None, version)
+                    Found(
+                        rows,
+                        None,
+                        version,
+                        spilled and spilled._replace(index=places[i]),
+                    )
                 )
                 activations[i] = lookup_ops.combine(
                     widen(vectors), None, bags[i]
@@ -179,6 +187,12 @@ class DynamicEngine(OneDeviceEngine):
         self._shard.update(
             contributions, [*found, *committed], norm_factors(self.optimizers)
         )
+
+
+def _num_spilled(found: Found) -> tf.Tensor:
+    """The number of vectors that were in spills, a scalar int64."""
+    assert found.spilled is not None
+    return tf.shape(found.spilled.vectors, tf.int64)[0] - 1
 
 
 def refuse_to_trace(name: str) -> None:

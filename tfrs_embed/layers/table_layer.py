@@ -134,7 +134,7 @@ class TableLayer(TableHolder):
             ValueError: no table is in files; or ids don't fit the layer.
         """
         self._ensure_tables()
-        if all(table.storage is None for table in self._spec.tables):
+        if not any(table.has_files for table in self._spec.tables):
             raise ValueError(
                 f"Layer '{self.name}' has no table with a FileStorage: there "
                 "is nothing to read ahead."
@@ -148,7 +148,7 @@ class TableLayer(TableHolder):
             )
             begun = []
             for lookup, each in zip(called.lookups, bags, strict=True):
-                if lookup.table.storage is not None:
+                if lookup.table.has_files:
                     state = self.tables[lookup.table.name]
                     begun += state.read_ahead(each.ids)
             with tf.control_dependencies(begun):

@@ -18,7 +18,7 @@ from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
-from tfrs_embed.storage.key_rules import Live
+from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live
 from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
@@ -125,18 +125,28 @@ class DynamicTable(TableState):
         rows = self._built("changed")
         self._note_removed()
         mark = self._mark_of(since)
-        found = []
-        for shard in rows.shards:
-            live = shard.live()
-            marks = shard.store.marks.variables[self.spec.name].numpy()
-            found.append(live.keys[marks[live.rows] > mark])
         noted = [keys for moment, keys in self._removed if moment > since]
         removed = np.unique(np.concatenate([np.zeros([0], np.int64), *noted]))
+        found = []
+        for shard in rows.shards:
+            keys, places, *_ = shard.live()
+            spilled = places >= SPILLED
+            marks = shard.store.marks.variables[self.spec.name].numpy()
+            changed = marks[np.where(spilled, ABSENT, places)] > mark
+            # Those that lost their rows in memory since then had changed there,
+            # as far as is known.
+            changed[spilled] = np.isin(keys[spilled], removed)
+            found.append(keys[changed])
         return Changed(
             np.concatenate(found),
             removed[~rows.have_rows(removed)],
             tuple(map(len, found)),
         )
+
+    def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
+        keys = tf.cast(ids, tf.int64)
+        spills = [shard.key_table.spill for shard in self._rows.shards]
+        return [spill.read_ahead(keys) for spill in spills if spill is not None]
 
     def restored(self, prefix: str | None) -> None:
         if self.is_tracked and self.variables:
@@ -152,7 +162,8 @@ class DynamicTable(TableState):
         assert self.moments is not None
         now, capacity = self.moments.present, 0
         for shard in self._rows.shards:
-            capacity += int(shard.key_table.capacity())
+            info = shard.key_table.info().numpy()[0]
+            capacity += int(info[0] + info[1])
             keys = shard.key_table.take_removed()
             if keys is None:
                 self._lose(now)

@@ -9,7 +9,7 @@ import numpy as np
 from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.key_shards import shards_of
-from tfrs_embed.storage.key_rules import key_rules
+from tfrs_embed.storage.key_rules import SPILLED, key_rules
 
 
 def eviction_order(
@@ -42,6 +42,8 @@ class KeyRoom:
         self._world = world
         self._owner = owner
         self._capacity = rules.max_capacity
+        if table.keys.spill is not None:  # type: ignore[union-attr]
+            self._capacity = SPILLED  # The file's errors name its limit.
         self.evicts = rules.evicts
 
     def require(self, keys: np.ndarray) -> None:

@@ -22,6 +22,8 @@ ABSENT = 0
 TRASH = 1
 #: The first row of keys.
 FIRST_ROW = 2
+#: Rows with this number and greater ones are in a spill: see `spill`.
+SPILLED = 2**48
 
 # Extra rows, for reservations in a full table: one per 32 rows, or, in small
 # tables, as many as rows, up to a limit.

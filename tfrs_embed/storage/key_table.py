@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
-from tfrs_embed.storage.key_rules import FIRST_ROW, KeyRules, Live
+from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules, Live
 from tfrs_embed.storage.key_table_numpy import NumpyOperations
+
+if TYPE_CHECKING:
+    from tfrs_embed.storage.spill import Spill, SpillSettings
 
 # Keys are on the host, whatever the shard's device.
 _HOST = "/device:CPU:0"
@@ -55,6 +58,18 @@ class GivenRows(NamedTuple):
     versions: tf.Tensor
 
 
+class Spilled(NamedTuple):
+    """Vectors of keys that are in spills.
+
+    Attributes:
+        index: [n] int64, each key's vector; 0 for a key that isn't there.
+        vectors: [m, dim] float32; the first one belongs to no key.
+    """
+
+    index: tf.Tensor
+    vectors: tf.Tensor
+
+
 class Found(NamedTuple):
     """The rows of keys at a moment.
 
@@ -62,11 +77,13 @@ class Found(NamedTuple):
         rows: [n] int64, the keys' rows; `ABSENT` for a key without one.
         table_of: [n] int32, each key's table; None: there is one table.
         versions: [tables] int64, for `KeyTables.check`.
+        spilled: vectors of keys without a row; None: no table has a spill.
     """
 
     rows: tf.Tensor
     table_of: tf.Tensor | None
     versions: tf.Tensor
+    spilled: Spilled | None = None
 
 
 class KeyTables:
@@ -80,16 +97,20 @@ class KeyTables:
     def __init__(self, tables: Sequence[KeyTable]) -> None:
         each: list[Any] = [table.operations for table in tables]
         self._operations = type(each[0]).together(each)
+        spills = [table.spill for table in tables if table.spill is not None]
+        # A width, if there are spills.
+        self._spilled_dim = spills[0].dim if spills else None
 
-    def _run(self, name: str, *inputs: Any) -> Any:
+    def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         with tf.device(_HOST):
-            return self._operations.run(name, *inputs)
+            return self._operations.run(name, *inputs, **attributes)
 
     def info(self) -> tf.Tensor:
-        """Returns the numbers of each table, [tables, 12] int64.
+        """Returns the numbers of each table, [tables, 16] int64.
 
         A table's numbers are: keys, capacity, physical rows, the eight of
-        `KeyTable.statistics`, and unpublished commits.
+        `KeyTable.statistics`, unpublished commits; and of its spill: keys,
+        bytes, and how many rows were written to it and have come back.
         """
         return self._run("info")
 
@@ -97,8 +118,21 @@ class KeyTables:
         self, keys: tf.Tensor, table_of: tf.Tensor | None = None
     ) -> Found:
         """Finds the rows of keys, to read and then `check`."""
-        rows, versions = self._run("find", keys, _given(table_of))
-        return Found(rows, table_of, versions)
+        spilled = None
+        if self._spilled_dim is not None:
+            # First: a key that comes back meanwhile is then found below.
+            spilled = Spilled(
+                *self._run(
+                    "look_up_spilled",
+                    keys,
+                    _given(table_of),
+                    dim=self._spilled_dim,
+                    T=tf.float32,
+                )
+            )
+        with tf.control_dependencies(graphs.here(spilled or [])):
+            rows, versions = self._run("find", keys, _given(table_of))
+        return Found(rows, table_of, versions, spilled)
 
     def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns rows with `ABSENT` for stale ones; and how many those are.
@@ -106,18 +140,19 @@ class KeyTables:
         Rows are stale that were given to another key, or reserved, since
         `look_up`. Their number is a scalar int64.
         """
-        rows, table_of, versions = found
+        rows, table_of, versions, _ = found
         current, changed = self._run("check", rows, _given(table_of), versions)
         return current, changed
 
     def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
         """Returns vectors, [n, dim], with zeros where a row changed its key.
 
-        The vectors were read from the rows after `look_up`.
+        The vectors were read from the rows after `look_up`. Those of keys in
+        spills replace them.
         """
         with tf.control_dependencies(graphs.here([vectors])):
             rows, changed = self.check(found)
-        return tf.cond(
+        checked: tf.Tensor = tf.cond(
             changed > 0,
             lambda: tf.where(
                 tf.equal(rows, found.rows)[:, None],
@@ -125,6 +160,12 @@ class KeyTables:
                 tf.zeros_like(vectors),
             ),
             lambda: vectors,
+        )
+        if found.spilled is None:
+            return checked
+        index, spilled = found.spilled
+        return tf.where(
+            tf.greater(index, 0)[:, None], tf.gather(spilled, index), checked
         )
 
     def publish(self, versions: tf.Tensor) -> None:
@@ -170,14 +211,29 @@ class KeyTables:
 
 
 class KeyTable(KeyTables):
-    """The keys of one table on one shard; strategies don't mirror it."""
+    """The keys of one table on one shard; strategies don't mirror it.
 
-    def __init__(self, rules: KeyRules) -> None:
+    Attributes:
+        spill: the rows of evicted keys; None: they are gone.
+
+    Raises:
+        RuntimeError: there is to be a spill, and there are no kernels.
+    """
+
+    def __init__(
+        self, rules: KeyRules, spill: SpillSettings | None = None
+    ) -> None:
         self.rules = rules
+        self.spill: Spill | None = None
         self.operations: _KernelOperations | NumpyOperations
         with tf.init_scope(), tf.device(_HOST):
             module = tf.executing_eagerly() and kernels.operations(_HOST)
-            if module:
+            if spill is not None:
+                self.operations = _KernelOperations.of_table(
+                    module, rules, spill
+                )
+                self.spill = self.operations.spill(spill)
+            elif module:
                 self.operations = _KernelOperations.of_table(module, rules)
             else:
                 self.operations = NumpyOperations.of_table(rules)
@@ -197,7 +253,10 @@ class KeyTable(KeyTables):
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the keys' rows, [n] int64; `ABSENT` for a key without one."""
-        return self.look_up(keys).rows
+        rows = self._run("find", keys, _given(None))[0]
+        if self.spill is None:
+            return rows
+        return tf.where(tf.equal(rows, ABSENT), self.spill.find(keys), rows)
 
     def live(self) -> Live:
         """Returns the keys with rows, at one moment."""
@@ -218,20 +277,27 @@ class KeyTable(KeyTables):
         frequency: np.ndarray,
         last_used: np.ndarray,
         candidates: np.ndarray,
+        in_memory: int | None = None,
     ) -> tuple[np.ndarray, tf.Tensor]:
         """Replaces all keys; the capacity doubles as needed, up to its bound.
 
         Live keys are unique, at most `max_capacity`; their counters are [n]
-        int64. Of the candidates, [c, 3] as `candidates` returns them with
-        unique keys, live keys are left out, then those seen longest ago if
-        there are too many, and all without a threshold. Returns the live keys'
-        rows, from `FIRST_ROW` on; and the version to publish.
+        int64. The first `in_memory` are in memory, the others in the spill;
+        None: all are in memory. Of the candidates, [c, 3] as `candidates`
+        returns them with unique keys, live keys are left out, then those seen
+        longest ago if there are too many, and all without a threshold. Returns
+        the live keys' rows, in memory from `FIRST_ROW` on; and the version to
+        publish.
         """
-        given = [live_keys, frequency, last_used, *candidates.T]
+        size = len(live_keys) if in_memory is None else in_memory
+        given = [live_keys, frequency, last_used, *candidates.T, [size]]
         version = self._run(
             "replace", *(np.asarray(value, np.int64) for value in given)
         )
-        return FIRST_ROW + np.arange(len(live_keys)), version
+        rows = FIRST_ROW + np.arange(len(live_keys))
+        if self.spill is not None:
+            rows[size:] = self.spill.find(live_keys[size:])
+        return rows, version
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
         """Removes keys and candidates; returns their rows, or `ABSENT`.
@@ -283,16 +349,28 @@ def _given(table_of: tf.Tensor | None) -> tf.Tensor:
 
 
 class _KernelOperations:
-    """The compiled operations, on the tables' handles."""
+    """The compiled operations, on the tables' handles.
 
-    def __init__(self, module: Any, handles: Sequence[tf.Tensor]) -> None:
+    `memory` has the variables of tables with a spill.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        handles: Sequence[tf.Tensor],
+        memory: Sequence[tf.Variable] = (),
+    ) -> None:
         self._module = module
         self._handles = [*handles]
+        self._memory = [*memory]
 
     @classmethod
-    def of_table(cls, module: Any, rules: KeyRules) -> _KernelOperations:
+    def of_table(
+        cls, module: Any, rules: KeyRules, spill: SpillSettings | None = None
+    ) -> _KernelOperations:
         """Makes a table."""
         seed = rules.seed % 2**64
+        attributes = {} if spill is None else spill.attributes()
         handle = module.tfrs_embed_key_table(
             probability=tf.constant(rules.probability, tf.float64),
             capacity=rules.capacity,
@@ -303,15 +381,30 @@ class _KernelOperations:
             policy=rules.policy,
             ttl=rules.ttl,
             evicts=rules.evicts,
+            **attributes,
         )
-        return cls(module, [handle])
+        memory = () if spill is None else spill.variables.values()
+        return cls(module, [handle], [*memory])
+
+    def spill(self, settings: SpillSettings) -> Spill:
+        """Returns the spill of the only table."""
+        # Few tables have one.
+        from tfrs_embed.storage.spill import Spill
+
+        return Spill(settings, self._module, self._handles[0])
 
     @classmethod
     def together(cls, each: Sequence[_KernelOperations]) -> _KernelOperations:
         """Returns the operations on several tables at once."""
-        return cls(each[0]._module, [h for e in each for h in e._handles])
+        return cls(
+            each[0]._module,
+            [handle for e in each for handle in e._handles],
+            [variable for e in each for variable in e._memory],
+        )
 
-    def run(self, name: str, *inputs: Any) -> Any:
+    def run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         """Runs the operation with this name."""
         operation = getattr(self._module, f"tfrs_embed_key_tables_{name}")
-        return operation(self._handles, *inputs)
+        if name == "commit":
+            inputs = (*inputs, [v.handle for v in self._memory])
+        return operation(self._handles, *inputs, **attributes)

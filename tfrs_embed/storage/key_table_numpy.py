@@ -280,7 +280,7 @@ class _Table:
         self._add_rows(FIRST_ROW + self._capacity)
         self._known = self._known[:, :0]
         if self._rules.threshold:
-            candidates = np.stack([*known[3:], np.zeros_like(known[3])])
+            candidates = np.stack([*known[3:6], np.zeros_like(known[3])])
             self._known = _merged(self._known, candidates)
         live = np.stack([*known[:3], FIRST_ROW + np.arange(size)])
         self._known = _merged(self._known, live)

@@ -291,8 +291,7 @@ class KeyedRows:
             mine = values
             if len(places) < len(keys):
                 mine = tf.gather(values, places)
-            there = tf.constant(rows, tf.int64)
-            shard.write(name, there, tf.cast(mine, tf.float32))
+            shard.write_some(name, rows, tf.cast(mine, tf.float32))
 
     def _located(
         self, keys: np.ndarray

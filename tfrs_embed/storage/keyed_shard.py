@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +13,8 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import initial_key_values
-from tfrs_embed.storage.key_rules import ABSENT, Live, key_rules
+from tfrs_embed.storage.key_room import eviction_order
+from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live, key_rules
 from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
 from tfrs_embed.storage.row_store import RowStore
 
@@ -47,7 +49,15 @@ class KeyedShard:
         assert table.keys is not None
         self.keys = table.keys
         self.rules = key_rules(table, world)
-        self.key_table = KeyTable(self.rules)
+        spill = None
+        if self.keys.spill is not None:
+            # Few tables have one.
+            from tfrs_embed.storage.spill import SpillSettings
+
+            spill = SpillSettings(
+                self.owner, self.keys.spill, self.variables, store.device
+            )
+        self.key_table = KeyTable(self.rules, spill)
 
     @property
     def dim(self) -> int:
@@ -64,6 +74,16 @@ class KeyedShard:
         """Sets rows, [n] int64, of the parameters or a slot."""
         with tf.device(self.store.device):
             self.store.write(self._table.name, name, rows, values)
+
+    def fetch(
+        self, keys: tf.Tensor, rows: tf.Tensor, parameters_only: bool = False
+    ) -> None:
+        """Gives keys that come back from the spill the rows that they had.
+
+        The rows in memory, [n] int64, have initial values.
+        """
+        if self.key_table.spill is not None:
+            self.key_table.spill.fetch(keys, rows, parameters_only)
 
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
         """Sets rows to initial values, and their slots too."""
@@ -87,11 +107,34 @@ class KeyedShard:
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
         """Returns rows of the parameters or a slot, in the host's memory."""
+        spill, spilled = self.key_table.spill, rows >= SPILLED
+        if spill is not None and spilled.any():
+            variable = self.variables[name]
+            values = np.empty(
+                (len(rows), *variable.shape[1:]), variable.dtype.as_numpy_dtype
+            )
+            values[spilled] = spill.read(name, rows[spilled])
+            values[~spilled] = self.gather(name, rows[~spilled])
+            with tf.device("CPU:0"):
+                return tf.constant(values)
         with tf.device(self.store.device):
             numbers = tf.constant(rows, tf.int64)
             found = self.store.read(self._table.name, name, numbers)
         with tf.device("CPU:0"):
             return tf.identity(found)
+
+    def write_some(self, name: str, rows: np.ndarray, values: Any) -> None:
+        """Sets rows, in memory or in the spill; one scalar is for all."""
+        spill, spilled = self.key_table.spill, rows >= SPILLED
+        if spill is not None and spilled.any():
+            values = np.asarray(values)
+            if values.ndim:
+                spill.write(name, rows[spilled], values[spilled])
+                values = values[~spilled]
+            else:
+                spill.write(name, rows[spilled], values)
+            rows = rows[~spilled]
+        self.write(name, tf.constant(rows, tf.int64), tf.constant(values))
 
     def replace(
         self,
@@ -102,19 +145,28 @@ class KeyedShard:
     ) -> None:
         """Replaces all keys; their rows and slots have initial values.
 
-        Keys, unique, and counters are [n] int64; candidates are [c, 3].
+        Keys, unique, and counters are [n] int64; candidates are [c, 3]. With a
+        spill, those that would be evicted first are there if there are too
+        many.
         """
+        in_memory = len(keys)
+        if self.key_table.spill is not None:
+            in_memory = min(in_memory, self.rules.max_capacity)
+            order = eviction_order(self._table, keys, frequency, last_used)
+            keys, frequency, last_used = (
+                values[order[::-1]] for values in (keys, frequency, last_used)
+            )
         rows, version = self.key_table.replace(
-            keys, frequency, last_used, candidates
+            keys, frequency, last_used, candidates, in_memory
         )
         ensure_rows([self], [self.key_table.physical()])
         size = max(1, _BLOCK_ELEMENTS // self.dim)
         for start in range(0, len(keys), size):
             part = slice(start, start + size)
-            self.reset(
-                tf.constant(rows[part], tf.int64),
-                self.make_initial(tf.constant(keys[part], tf.int64)),
-            )
+            made = self.make_initial(tf.constant(keys[part], tf.int64))
+            self.write_some(PARAMETERS, rows[part], made)
+            for name, slot in self._slots.items():
+                self.write_some(name, rows[part], slot.initial)
         self.key_table.publish(version)
 
     def set_known(
@@ -132,10 +184,13 @@ class KeyedShard:
             live.frequency if frequency is None else frequency,
             live.last_used if last_used is None else last_used,
             candidates,
+            in_memory := int(np.sum(live.rows < SPILLED)),
         )
-        if not np.array_equal(live.rows, rows):
+        # Those in the spill stay where they are.
+        before, rows = live.rows[:in_memory], rows[:in_memory]
+        if not np.array_equal(before, rows):
             for name in self.variables:
-                values = self.gather(name, live.rows)
+                values = self.gather(name, before)
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
 

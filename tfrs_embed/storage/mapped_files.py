@@ -81,6 +81,9 @@ class TableFiles:
                 f"compiled kernels. {'' if status.loaded else status.reason}"
             )
         self.folder = _folder(spec, device)
+        assert spec.storage is not None
+        self._max_bytes = spec.storage.max_bytes
+        self._bytes = 0
         os.makedirs(self.folder, exist_ok=True)
         self._lock()
         self._describe(
@@ -143,6 +146,13 @@ class TableFiles:
         """
         path = os.path.join(self.folder, escape(name, "/\0"))
         size = math.prod(shape) * dtype.size
+        self._bytes += size
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise ValueError(
+                f"{self._where}: its files would have at least "
+                f"{format_bytes(self._bytes)} in '{self.folder}', more than "
+                f"max_bytes={self._max_bytes}."
+            )
         # Not cut off: a variable that outlives its layer may have it mapped.
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)

@@ -91,8 +91,11 @@ def reserve(
         made = []
         for request, new in zip(requests, given, strict=True):
             initial = request.tables.make_initial(new.new_keys, new.new_sizes)
-            for shard, rows, values in _by_table(request.tables, new, initial):
+            for shard, keys, rows, values in _by_table(
+                request.tables, new, initial
+            ):
                 shard.write(PARAMETERS, rows, values)
+                shard.fetch(keys, rows, parameters_only=True)
             made.append(initial)
         return made
 
@@ -147,8 +150,9 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
             reservations, given, made, strict=True
         ):
             tables = reservation.request.tables
-            for shard, rows, values in _by_table(tables, new, initial):
+            for shard, keys, rows, values in _by_table(tables, new, initial):
                 shard.reset(rows, values)
+                shard.fetch(keys, rows)
         return []
 
     _, rows = _if_any_new(given, reset, list)
@@ -160,12 +164,13 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
 
 def _by_table(
     tables: KeyedShards, new: GivenRows, initial: tf.Tensor
-) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor]]:
-    """Makes room, and yields each table's shard, new rows and their values."""
+) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Makes room, and yields each table's shard, new keys, rows and values."""
     number = len(tables.shards)
     ensure_rows(tables.shards, tf.unstack(new.physical, number))
     return zip(
         tables.shards,
+        _split(new.new_keys, new.new_sizes, number),
         _split(new.new_rows, new.new_sizes, number),
         _split(initial, new.new_sizes, number),
         strict=True,

@@ -27,6 +27,9 @@ KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
     if (changes.lacking > 0) return changes;
   }
   const int64_t n = admitted_.size();
+  if (spill_ != nullptr) {
+    spill_->Require(std::max<int64_t>(0, wanted - Grown(wanted)));
+  }
   // So that the variables grow once, not again when the step is committed.
   free_rows_.Raise(kFirstRow + Grown(wanted));
   changes.new_rows.resize(n);
@@ -59,26 +62,33 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
     PutVictimsBack();
     return changes;
   }
+  if (spill_ != nullptr) {
+    try {
+      spill_->Require(victims_.size() + room.least);
+    } catch (const SpillError&) {
+      PutVictimsBack();
+      throw;
+    }
+  }
   capacity_ = room.capacity;
   free_rows_.Raise(kFirstRow + capacity_);
   live_.Reserve(capacity_);
   if (!cannot_fail) UseAll(parallel, step, rows);
   // Expired keys first: they are in no order any more, and a new one must not
   // find them.
-  int64_t evicted = EvictVictims();
+  int64_t evicted = EvictVictims(step);
   if (scores_fell_.exchange(false)) live_.ScoresFell();
   for (int64_t i = 0; i < room.least; ++i) {
     victims_.push_back(live_.Pop(stamp_));
   }
   live_.EndPops();
-  evicted += EvictVictims();
+  evicted += EvictVictims(step);
   Place(step.number, &changes);
   if (!changes.new_rows.empty()) {
     Stamp(changes.new_rows);
     unpublished_.push_back(version_);
-    if (unpublished_.size() > kMostUnpublished) {
-      unpublished_.erase(unpublished_.begin());
-    }
+    if (spill_ != nullptr) ReturnFromSpill(changes.new_keys);
+    if (unpublished_.size() > kMostUnpublished) Publish(unpublished_.front());
     changes.version = version_;
   }
   RememberCandidates(step.number);
@@ -93,9 +103,16 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
 }
 
 bool KeyTable::Replace(const std::vector<KeyRecord>& live,
+                       const std::vector<KeyRecord>& spilled,
                        const std::vector<KeyRecord>& candidates) {
   const int64_t n = live.size();
   if (n > rules_.max_capacity) return false;
+  if (spill_ != nullptr) {
+    spill_->Replace(spilled);
+    returning_.clear();
+  } else if (!spilled.empty()) {
+    return false;
+  }
   capacity_ = Grown(n);
   live_ = KeyStore(capacity_, kFirstRow + 2 * capacity_, kFirstRow,
                    rules_.by_frequency);
@@ -127,6 +144,10 @@ void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
     }
     const int64_t place = candidates_.index().Find(keys[i]);
     if (place != 0) EraseCandidate(place);
+    const int64_t spilled = spill_ == nullptr ? 0 : spill_->Find(keys[i]);
+    if (spilled == 0) continue;
+    if (rows[i] == kAbsentRow) rows[i] = kSpilled + spilled;
+    spill_->Forget(spilled);
   }
 }
 
@@ -139,7 +160,7 @@ std::vector<int64_t> KeyTable::TakeRemoved(bool* missed) {
 
 void KeyTable::Erase(int64_t row) {
   if (notes_removed_) {
-    if (static_cast<int64_t>(removed_.size()) > 2 * capacity_) {
+    if (static_cast<int64_t>(removed_.size()) > 2 * (capacity_ + size())) {
       removed_.clear();
       missed_removed_ = true;
     }
@@ -164,6 +185,27 @@ int64_t KeyTable::Check(int64_t n, int64_t version, int64_t* rows) const {
 void KeyTable::Publish(int64_t version) {
   const auto end = unpublished_.end();
   unpublished_.erase(std::remove(unpublished_.begin(), end, version), end);
+  for (size_t i = 0; i < returning_.size(); ++i) {
+    if (returning_[i].first != version) continue;
+    for (const int64_t key : returning_[i].second) {
+      const int64_t place = spill_->Find(key);
+      // It may have been removed, or have gone again.
+      if (place != 0 && spill_->record(place).queued()) spill_->Forget(place);
+    }
+    returning_.erase(returning_.begin() + i);
+    break;
+  }
+}
+
+void KeyTable::ReturnFromSpill(const std::vector<int64_t>& keys) {
+  std::vector<int64_t> found;
+  for (const int64_t key : keys) {
+    const int64_t place = spill_->Find(key);
+    if (place == 0) continue;
+    spill_->Return(place);
+    found.push_back(key);
+  }
+  if (!found.empty()) returning_.emplace_back(version_, std::move(found));
 }
 
 void KeyTable::Stamp(const std::vector<int64_t>& rows) {
@@ -370,7 +412,9 @@ void KeyTable::Admit(int64_t step) {
   admitted_.clear();
   const int64_t n = unknown_.size();
   for (int64_t u = 0; u < n; ++u) {
-    if (rules_.threshold > 0) {
+    if (spill_ != nullptr && spill_->Find(unknown_[u]) != 0) {
+      // It was admitted once.
+    } else if (rules_.threshold > 0) {
       if (places_[u] != 0) {
         occurrences_[u] += candidates_.records()[places_[u]].frequency;
       }
@@ -418,7 +462,25 @@ void KeyTable::PutVictimsBack() {
   victims_.clear();
 }
 
-int64_t KeyTable::EvictVictims() {
+void KeyTable::SpillVictims(const KeyStep& step) {
+  size_t done = 0;
+  try {
+    for (; done < victims_.size(); ++done) {
+      const int64_t row = victims_[done];
+      spill_->Put(live_.records()[row], step.memory, row);
+    }
+  } catch (const SpillError&) {
+    // These keep their rows in memory.
+    for (size_t i = 0; i < done; ++i) {
+      spill_->Forget(spill_->Find(live_.records()[victims_[i]].key));
+    }
+    PutVictimsBack();
+    throw;
+  }
+}
+
+int64_t KeyTable::EvictVictims(const KeyStep& step) {
+  if (spill_ != nullptr) SpillVictims(step);
   for (const int64_t row : victims_) {
     live_.index().Prefetch(live_.records()[row].key);
   }
@@ -432,7 +494,10 @@ void KeyTable::Place(int64_t step, KeyChanges* changes) {
   for (const int64_t u : admitted_) live_.index().Prefetch(unknown_[u]);
   for (const int64_t u : admitted_) {
     const int64_t row = free_rows_.Take();
-    live_.Insert(row, {unknown_[u], occurrences_[u], step, stamp_ << 1});
+    const int64_t place = spill_ == nullptr ? 0 : spill_->Find(unknown_[u]);
+    const int64_t before = place ? spill_->record(place).frequency : 0;
+    live_.Insert(row, {unknown_[u], before + occurrences_[u], step,
+                       stamp_ << 1});
     if (places_[u] != 0) EraseCandidate(places_[u]);
     rows_[u] = row;
     changes->new_keys.push_back(unknown_[u]);

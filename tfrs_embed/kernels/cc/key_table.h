@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "chunks.h"
 #include "free_rows.h"
 #include "key_index.h"
 #include "key_store.h"
+#include "spill_file.h"
 
 namespace tfrs_embed {
 
@@ -31,6 +34,7 @@ struct KeyStep {
   const int64_t* counts;  // Null: ones.
   int64_t n;
   int64_t number;  // last_used of the keys that it uses.
+  SpillFile::Memory memory;  // Of a table with a spill, in a commit.
 
   int64_t count(int64_t i) const { return counts == nullptr ? 1 : counts[i]; }
 };
@@ -50,8 +54,16 @@ struct KeyChanges {
 // a commit or for a plan, is a version, and each row knows its last one: a
 // reader asks afterwards whether its rows have a later one. Keys that a commit
 // admits are found once their rows are written and the commit is published.
+//
+// A table may have a spill: then keys that are evicted keep their rows there.
+// They are admitted when they occur again, and come back with their frequency;
+// the caller reads their rows from the spill.
 class KeyTable {
  public:
+  // A row with this number or a greater one is in the spill, at the place that
+  // is the rest.
+  static constexpr int64_t kSpilled = int64_t{1} << 48;
+
   struct Parallel {
     int64_t threads;
     // Runs a function over parts of [0, total), as ParallelFor of threads.h.
@@ -64,8 +76,10 @@ class KeyTable {
     int64_t admitted, evicted, rejected, hits;
   };
 
-  explicit KeyTable(const KeyRules& rules)
+  explicit KeyTable(const KeyRules& rules,
+                    std::unique_ptr<SpillFile> spill = nullptr)
       : rules_(rules),
+        spill_(std::move(spill)),
         capacity_(rules.capacity),
         // Memory that is not used costs nothing.
         live_(rules.capacity, kFirstRow + 2 * rules.capacity, kFirstRow,
@@ -75,7 +89,11 @@ class KeyTable {
         free_rows_(kFirstRow + rules.capacity),
         scratch_(0) {}
 
-  int64_t size() const { return live_.size(); }
+  // The keys with rows, in memory or in the spill, which may be null.
+  int64_t size() const {
+    return live_.size() + (spill_ == nullptr ? 0 : spill_->size());
+  }
+  SpillFile* spill() { return spill_.get(); }
   int64_t capacity() const { return capacity_; }
   int64_t physical() const { return free_rows_.physical(); }
   const Statistics& last() const { return last_; }
@@ -112,10 +130,11 @@ class KeyTable {
                     const int64_t* hints, int64_t* rows);
 
   // Forgets all. Then has these keys, which differ: a live one in each row from
-  // kFirstRow on, and the candidates that were seen last. The live ones are
-  // found once version() is published. Returns whether there is room for them;
-  // if not, nothing changes.
+  // kFirstRow on, the others in the spill, and the candidates that were seen
+  // last. The live ones are found once version() is published. Returns whether
+  // there is room for them; if not, nothing changes.
   bool Replace(const std::vector<KeyRecord>& live,
+               const std::vector<KeyRecord>& spilled,
                const std::vector<KeyRecord>& candidates);
 
   // Returns the keys that have lost their rows since the last call, in that
@@ -123,7 +142,8 @@ class KeyTable {
   // twice as many as have room were, so that the first ones are missing.
   std::vector<int64_t> TakeRemoved(bool* missed);
 
-  // Forgets keys. rows[i]: the row that keys[i] had, or kAbsentRow.
+  // Forgets keys, also in the spill. rows[i]: the row that keys[i] had, or
+  // kAbsentRow.
   void Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
               bool evicted, int64_t* rows);
 
@@ -195,7 +215,13 @@ class KeyTable {
 
   void PutVictimsBack();
 
-  int64_t EvictVictims();
+  // Keeps the victims' rows, if there is a spill.
+  void SpillVictims(const KeyStep& step);
+
+  int64_t EvictVictims(const KeyStep& step);
+
+  // New keys that were in the spill come back, when their rows can be found.
+  void ReturnFromSpill(const std::vector<int64_t>& keys);
 
   // Forgets a key that has a row.
   void Erase(int64_t row);
@@ -227,6 +253,9 @@ class KeyTable {
   static constexpr size_t kMostUnpublished = 16;
 
   const KeyRules rules_;
+  const std::unique_ptr<SpillFile> spill_;
+  // The keys that come back with a version.
+  std::vector<std::pair<int64_t, std::vector<int64_t>>> returning_;
   int64_t capacity_;
   KeyStore live_, candidates_;
   FreeRows free_rows_;

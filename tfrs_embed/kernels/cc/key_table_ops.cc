@@ -5,35 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "key_table.h"
-#include "op.h"
-#include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/platform/mutex.h"
-#include "tensorflow/core/platform/refcount.h"
-#include "threads.h"
+#include "key_table_op.h"
 
 namespace tfrs_embed {
 
-using tensorflow::ResourceHandle;
-
 namespace {
 
-constexpr int kNumInfo = 12;  // See KeyTables.info.
-
-class KeyTableResource : public tensorflow::ResourceBase {
- public:
-  explicit KeyTableResource(const KeyRules& rules) : table(rules) {}
-
-  std::string DebugString() const override { return "TfrsEmbedKeyTable"; }
-
-  tensorflow::mutex mutex;
-  KeyTable table;
-};
+constexpr int kNumInfo = 16;  // See KeyTables.info.
 
 // Makes a table that lives as long as its handle.
 class KeyTableOp : public OpKernel {
@@ -49,6 +33,10 @@ class KeyTableOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &policy));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &rules_.ttl));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evicts", &rules_.evicts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_owner", &spill_.owner));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_folder", &spill_.folder));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_parts", &spill_.parts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_bytes", &spill_.max_bytes));
     rules_.seed = seed;
     rules_.has_policy = policy != "none";
     rules_.by_frequency = policy == "lfu";
@@ -62,7 +50,12 @@ class KeyTableOp : public OpKernel {
     rules.probability = ctx->input(0).scalar<double>()();
     KeyTableResource* resource = nullptr;
     try {
-      resource = new KeyTableResource(rules);
+      std::unique_ptr<SpillFile> spill;
+      if (!spill_.parts.empty()) spill = std::make_unique<SpillFile>(spill_);
+      resource = new KeyTableResource(rules, std::move(spill));
+    } catch (const SpillError& error) {
+      ctx->SetStatus(tensorflow::errors::ResourceExhausted(error.what()));
+      return;
     } catch (const std::bad_alloc&) {
       ctx->SetStatus(tensorflow::errors::ResourceExhausted(
           "No memory for the keys of ", rules.capacity, " rows."));
@@ -75,30 +68,8 @@ class KeyTableOp : public OpKernel {
 
  private:
   KeyRules rules_;
+  SpillFile::Settings spill_;
 };
-
-absl::Status CopyOut(OpKernelContext* ctx, int output,
-                     const std::vector<int64_t>& values) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(
-      output, TensorShape({static_cast<int64_t>(values.size())}), &tensor));
-  std::copy(values.begin(), values.end(), tensor->flat<int64_t>().data());
-  return absl::OkStatus();
-}
-
-absl::Status ScalarOut(OpKernelContext* ctx, int output, int64_t value) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(output, TensorShape({}), &tensor));
-  tensor->scalar<int64_t>()() = value;
-  return absl::OkStatus();
-}
-
-absl::Status RowsOut(OpKernelContext* ctx, int64_t n, int64_t** rows) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &tensor));
-  *rows = tensor->flat<int64_t>().data();
-  return absl::OkStatus();
-}
 
 // Checks that inputs after the table's handle are vectors of one length.
 absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
@@ -112,159 +83,6 @@ absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
   }
   return absl::OkStatus();
 }
-
-KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
-  return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
-                                 const Chunks::Function& fn) {
-            ParallelFor(ctx, total, cost, fn);
-          }};
-}
-
-// The entries of several tables, which may come in any order.
-class Entries {
- public:
-  // Reads which of `tables` tables each of n entries is of. With one table
-  // nobody says it.
-  absl::Status Read(OpKernelContext* ctx, int64_t n, int64_t tables) {
-    const Tensor* table_of;
-    TF_RETURN_IF_ERROR(ctx->input("table_of", &table_of));
-    ends_.assign(tables, 0);
-    if (tables == 1) {
-      ends_[0] = n;
-      return absl::OkStatus();
-    }
-    if (table_of->NumElements() != n) {
-      return InvalidArgument(n, " keys, but tables of ",
-                             table_of->NumElements());
-    }
-    const int32_t* of = table_of->flat<int32_t>().data();
-    bool sorted = true;
-    for (int64_t i = 0; i < n; ++i) {
-      if (of[i] < 0 || of[i] >= tables) {
-        return InvalidArgument("Table ", of[i], " of ", tables);
-      }
-      sorted = sorted && (i == 0 || of[i - 1] <= of[i]);
-      ++ends_[of[i]];
-    }
-    for (int64_t t = 1; t < tables; ++t) ends_[t] += ends_[t - 1];
-    if (sorted) return absl::OkStatus();
-    order_.resize(n);
-    std::vector<int64_t> next(tables, 0);
-    std::copy(ends_.begin(), ends_.end() - 1, next.begin() + 1);
-    for (int64_t i = 0; i < n; ++i) order_[next[of[i]]++] = i;
-    return absl::OkStatus();
-  }
-
-  int64_t total() const { return ends_.back(); }
-  int64_t begin(size_t table) const { return table ? ends_[table - 1] : 0; }
-  int64_t size(size_t table) const { return ends_[table] - begin(table); }
-
-  // The entries' values, table after table. `memory` must outlive them.
-  const int64_t* Sorted(const int64_t* values,
-                        std::vector<int64_t>* memory) const {
-    if (order_.empty()) return values;
-    memory->resize(order_.size());
-    for (size_t i = 0; i < order_.size(); ++i) (*memory)[i] = values[order_[i]];
-    return memory->data();
-  }
-
-  // Brings values, table after table, into the order of the entries.
-  void Unsort(int64_t* values) const {
-    if (order_.empty()) return;
-    const std::vector<int64_t> sorted(values, values + order_.size());
-    for (size_t i = 0; i < order_.size(); ++i) values[order_[i]] = sorted[i];
-  }
-
- private:
-  std::vector<int64_t> order_;  // Empty: as they are.
-  std::vector<int64_t> ends_;   // Of each table's.
-};
-
-// An operation on the keys of several tables.
-class OpOnTables : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList handles;
-    OP_REQUIRES_OK(ctx, ctx->input_list("tables", &handles));
-    Tables tables(handles.size());
-    for (size_t t = 0; t < tables.size(); ++t) {
-      OP_REQUIRES_OK(
-          ctx, tensorflow::LookupResource(
-                   ctx, handles[t].scalar<ResourceHandle>()(), &tables[t]));
-    }
-    try {
-      OP_REQUIRES_OK(ctx, Run(ctx, tables));
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(
-          tensorflow::errors::ResourceExhausted("No memory for more keys."));
-    }
-  }
-
- protected:
-  using Tables =
-      std::vector<tensorflow::core::RefCountPtr<KeyTableResource>>;
-
-  virtual absl::Status Run(OpKernelContext* ctx, const Tables& tables) = 0;
-
-  static absl::Status Input(OpKernelContext* ctx, const char* name,
-                            const Tensor** tensor, const int64_t** values) {
-    TF_RETURN_IF_ERROR(ctx->input(name, tensor));
-    *values = (*tensor)->flat<int64_t>().data();
-    return absl::OkStatus();
-  }
-
-  // An input with a number for each table.
-  static absl::Status OfTables(OpKernelContext* ctx, const char* name,
-                               const Tables& tables, const int64_t** values) {
-    const Tensor* tensor;
-    TF_RETURN_IF_ERROR(Input(ctx, name, &tensor, values));
-    if (tensor->NumElements() == static_cast<int64_t>(tables.size())) {
-      return absl::OkStatus();
-    }
-    return InvalidArgument("The ", name, " must be one of each table.");
-  }
-
-  // The only table of an operation that takes one.
-  static absl::Status TheOne(const Tables& tables, KeyTableResource** table) {
-    if (tables.size() != 1) return InvalidArgument("It takes one table.");
-    *table = tables[0].get();
-    return absl::OkStatus();
-  }
-
-  static const int64_t* InputOfOne(OpKernelContext* ctx, int i) {
-    return ctx->input(i).flat<int64_t>().data();
-  }
-
-  // Runs work(table, parallel) for each table: one after the other on several
-  // threads, or, where a table's keys are few, several at once.
-  template <typename Work>
-  static void ForEach(OpKernelContext* ctx, const Entries& entries,
-                      const Tables& tables, const Work& work) {
-    constexpr int64_t kFew = 1 << 14;
-    constexpr int64_t kCost = 100;  // Of a key, in cycles.
-    const int64_t n = tables.size();
-    if (n == 1 || entries.total() > n * kFew) {
-      for (int64_t t = 0; t < n; ++t) work(t, ParallelOn(ctx));
-      return;
-    }
-    const KeyTable::Parallel alone = {
-        1, [](int64_t total, int64_t, const Chunks::Function& fn) {
-          if (total > 0) fn(0, total);
-        }};
-    std::atomic<bool> no_memory{false};
-    ParallelFor(ctx, n, kCost * (entries.total() / n),
-                [&](int64_t begin, int64_t end) {
-                  try {
-                    for (int64_t t = begin; t < end; ++t) work(t, alone);
-                  } catch (const std::bad_alloc&) {
-                    no_memory = true;
-                  }
-                });
-    if (no_memory) throw std::bad_alloc();
-  }
-};
 
 class FindKeysOp : public OpOnTables {
   using OpOnTables::OpOnTables;
@@ -364,6 +182,7 @@ class OpOnStep : public OpOnTables {
 
   static absl::Status Apply(OpKernelContext* ctx, const Tables& tables,
                             const Entries& entries, const int64_t* keys,
+                            const std::vector<SpillFile::Memory>& memory,
                             const Change& change) {
     const Tensor *counts_in, *step_in;
     const int64_t *counts, *number;
@@ -391,6 +210,7 @@ class OpOnStep : public OpOnTables {
       step.keys = keys + begin;
       step.counts = counted ? counts + begin : nullptr;
       step.number = *number;
+      if (!memory.empty()) step.memory = memory[t];
       tensorflow::mutex_lock lock(tables[t]->mutex);
       KeyTable& table = tables[t]->table;
       changes[t] = change(&table, parallel, step, begin, rows + begin);
@@ -423,7 +243,7 @@ class PlanKeysOp : public OpOnStep {
     Entries entries;
     const int64_t* keys;
     TF_RETURN_IF_ERROR(ReadKeys(ctx, tables, &entries, &keys));
-    return Apply(ctx, tables, entries, keys,
+    return Apply(ctx, tables, entries, keys, {},
                  [](KeyTable* table, const auto& parallel, const KeyStep& step,
                     int64_t, int64_t* rows) {
                    return table->Plan(parallel, step, rows);
@@ -448,12 +268,28 @@ class CommitKeysOp : public OpOnStep {
     }
     std::vector<int64_t> memory;
     hints = entries.Sorted(hints, &memory);
-    return Apply(ctx, tables, entries, keys,
+    // Rows that are evicted to spills are read.
+    Variables variables(&cache_);
+    std::vector<SpillFile::Memory> spilling(tables.size());
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list("memory", &handles));
+    if (handles.size() > 0) {
+      TF_RETURN_IF_ERROR(variables.Find(ctx, "memory", {}));
+      TF_RETURN_IF_ERROR(variables.LockToWrite());
+    }
+    size_t next = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      TF_RETURN_IF_ERROR(
+          MemoryOf(tables[t]->table, variables, &next, &spilling[t]));
+    }
+    return Apply(ctx, tables, entries, keys, spilling,
                  [=](KeyTable* table, const auto& parallel, const KeyStep& step,
                      int64_t begin, int64_t* rows) {
                    return table->Commit(parallel, step, hints + begin, rows);
                  });
   }
+
+  Variables::Cache cache_;
 };
 
 class ExportKeysOp : public OpOnTables {
@@ -478,6 +314,15 @@ class ExportKeysOp : public OpOnTables {
       frequency.push_back(record.frequency);
       last_used.push_back(record.last_used);
     }
+    SpillFile* spill = candidates_ ? nullptr : resource->table.spill();
+    for (int64_t place = 1; spill && place < spill->end(); ++place) {
+      const KeyRecord& record = spill->record(place);
+      if (!record.live() || record.queued()) continue;
+      keys.push_back(record.key);
+      places.push_back(KeyTable::kSpilled + place);
+      frequency.push_back(record.frequency);
+      last_used.push_back(record.last_used);
+    }
     TF_RETURN_IF_ERROR(CopyOut(ctx, 0, keys));
     TF_RETURN_IF_ERROR(CopyOut(ctx, 1, places));
     TF_RETURN_IF_ERROR(CopyOut(ctx, 2, frequency));
@@ -495,12 +340,18 @@ class ReplaceKeysOp : public OpOnTables {
     TF_RETURN_IF_ERROR(TheOne(tables, &resource));
     TF_RETURN_IF_ERROR(CheckAlike(ctx, 1, 3));
     TF_RETURN_IF_ERROR(CheckAlike(ctx, 4, 6));
-    const std::vector<KeyRecord> live = Records(ctx, 1);
+    std::vector<KeyRecord> live = Records(ctx, 1);
     const std::vector<KeyRecord> candidates = Records(ctx, 4);
+    const int64_t in_memory = InputOfOne(ctx, 7)[0];
+    const auto middle =
+        live.begin() +
+        std::clamp<int64_t>(in_memory, 0, static_cast<int64_t>(live.size()));
+    const std::vector<KeyRecord> spilled(middle, live.end());
+    live.erase(middle, live.end());
     tensorflow::mutex_lock lock(resource->mutex);
-    if (!resource->table.Replace(live, candidates)) {
-      return InvalidArgument(
-          "There is no room for ", live.size(), " keys.");
+    if (!resource->table.Replace(live, spilled, candidates)) {
+      return InvalidArgument("There is no room for ",
+                             live.size() + spilled.size(), " keys.");
     }
     return ScalarOut(ctx, 0, resource->table.version());
   }
@@ -570,6 +421,11 @@ class KeyTableInfoOp : public OpOnTables {
           *info++ = v;
       }
       *info++ = table.unpublished();
+      const SpillFile* spill = resource->table.spill();
+      for (const int64_t v :
+           {spill ? spill->size() : 0, spill ? spill->bytes() : 0,
+            spill ? spill->written() : 0, spill ? spill->returned() : 0})
+        *info++ = v;
     }
     return absl::OkStatus();
   }
@@ -622,6 +478,10 @@ REGISTER_OP("TfrsEmbedKeyTable")
     .Attr("policy: {'none', 'lru', 'lfu', 'ttl'}")
     .Attr("ttl: int >= 0")
     .Attr("evicts: bool")
+    .Attr("spill_owner: string = ''")
+    .Attr("spill_folder: string = ''")
+    .Attr("spill_parts: list(int) = []")
+    .Attr("spill_bytes: int = 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
@@ -659,7 +519,9 @@ TFRS_CHANGES(TFRS_ON_TABLES("Commit")
                  .Input("table_of: int32")
                  .Input("counts: int64")
                  .Input("rows: int64")
-                 .Input("step: int64"));
+                 .Input("step: int64")
+                 .Input("memory: M * resource")
+                 .Attr("M: int >= 0"));
 
 TFRS_ON_TABLES("Export")
     .Output("keys: int64")
@@ -679,6 +541,7 @@ TFRS_ON_TABLES("Replace")
     .Input("candidate_keys: int64")
     .Input("candidate_frequency: int64")
     .Input("candidate_last_seen: int64")
+    .Input("in_memory: int64")
     .Output("version: int64")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 

@@ -1,0 +1,115 @@
+// The rows of keys that lost them to others, in a file.
+
+#ifndef TFRS_EMBED_KERNELS_CC_SPILL_FILE_H_
+#define TFRS_EMBED_KERNELS_CC_SPILL_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "key_store.h"
+
+namespace tfrs_embed {
+
+// A file can't be used, or has no room.
+struct SpillError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Keys whose rows are in a file, at places from 1 on. A key's record in the
+// file is its row of each of the table's variables, one behind the other.
+//
+// The file has no name, so that it is gone with the process. Its room on the
+// disk is taken before it is needed: a full disk is an error of the step that
+// would evict too many keys, before it changes anything.
+//
+// A key that comes back to memory stays here until its row there can be found:
+// meanwhile it is `returning`.
+class SpillFile {
+ public:
+  struct Settings {
+    std::string owner;           // As which errors know the table.
+    std::string folder;
+    std::vector<int64_t> parts;  // The bytes of a row of each variable.
+    int64_t max_bytes;
+  };
+
+  // A table's variables, of which a row each is a record.
+  struct Memory {
+    std::vector<char*> values;
+    int64_t rows = std::numeric_limits<int64_t>::max();
+  };
+
+  // Throws SpillError, as all methods do that use the file.
+  explicit SpillFile(const Settings& settings);
+  ~SpillFile();
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+
+  // The number of keys, without returning ones.
+  int64_t size() const { return keys_.size() - returning_; }
+  // The file's size, and how many rows were written to it and have come back.
+  int64_t bytes() const { return allocated_ * record_; }
+  int64_t written() const { return written_; }
+  int64_t returned() const { return returned_; }
+  const std::vector<int64_t>& parts() const { return settings_.parts; }
+
+  // A key's place, or 0.
+  int64_t Find(int64_t key) const { return keys_.index().Find(key); }
+  void Find(const int64_t* keys, int64_t n, int64_t* places) const {
+    keys_.index().Find(keys, n, places);
+  }
+  KeyRecord& record(int64_t place) { return keys_.records()[place]; }
+  bool Holds(int64_t place) {
+    return 0 < place && place < keys_.end() && record(place).live();
+  }
+  // Behind the last place.
+  int64_t end() const { return keys_.end(); }
+
+  // Makes room on the disk for so many more keys.
+  void Require(int64_t more);
+
+  // Writes a key's row.
+  void Put(const KeyRecord& key, const Memory& memory, int64_t row);
+
+  // The key at a place comes back to memory, until Forget is called.
+  void Return(int64_t place);
+
+  void Forget(int64_t place);
+
+  // Has these keys only; those that it had before keep their places.
+  void Replace(const std::vector<KeyRecord>& keys);
+
+  // Begins to read the records at some places.
+  void ReadAhead(const int64_t* places, int64_t n) const;
+
+  // Reads, or writes, a part of a record; all of it where the part is kAll.
+  static constexpr size_t kAll = ~size_t{0};
+  void Read(int64_t place, size_t part, void* to) const;
+  void Write(int64_t place, size_t part, const void* from);
+
+ private:
+  void CheckProcess() const;
+  int64_t Offset(int64_t place, size_t part, size_t* bytes) const;
+  int64_t NewPlace();
+  [[noreturn]] void Fail(const std::string& what, int error) const;
+
+  const Settings settings_;
+  std::vector<int64_t> offsets_;  // Of parts in a record.
+  int64_t record_ = 0;            // A record's bytes.
+  int file_ = -1;
+  int process_;
+  KeyStore keys_;
+  std::vector<int64_t> free_;  // Places, those that were freed last at the end.
+  int64_t next_ = 1;           // No key has had it, nor those behind it.
+  int64_t allocated_ = 0;      // Records that the file has room for.
+  int64_t returning_ = 0, written_ = 0, returned_ = 0;
+  std::vector<char> buffer_;
+};
+
+}  // namespace tfrs_embed
+
+#endif  // TFRS_EMBED_KERNELS_CC_SPILL_FILE_H_

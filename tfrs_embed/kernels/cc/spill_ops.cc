@@ -1,0 +1,316 @@
+// The operations on rows that are in a table's spill. key_table.py says what
+// they do.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "key_table_op.h"
+
+namespace tfrs_embed {
+
+namespace {
+
+// Finds the rows of keys in the spill; kAbsentRow for those that aren't there.
+class FindSpilledOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
+    const int64_t n = ctx->input(1).NumElements();
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
+    tensorflow::tf_shared_lock lock(resource->mutex);
+    resource->table.spill()->Find(InputOfOne(ctx, 1), n, rows);
+    for (int64_t i = 0; i < n; ++i) {
+      if (rows[i] != 0) rows[i] += KeyTable::kSpilled;
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Begins to read the rows of keys.
+class ReadAheadSpilledOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
+    const int64_t n = ctx->input(1).NumElements();
+    std::vector<int64_t> places(n);
+    {
+      tensorflow::tf_shared_lock lock(resource->mutex);
+      resource->table.spill()->Find(InputOfOne(ctx, 1), n, places.data());
+    }
+    resource->table.spill()->ReadAhead(places.data(), n);
+    return absl::OkStatus();
+  }
+};
+
+// Looks up keys of several tables in their spills: an index from 1 on among the
+// vectors found, or 0, where the first vector is zeros.
+class LookUpSpilledOp : public OpOnTables {
+ public:
+  explicit LookUpSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    const Tensor* input;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    Entries entries;
+    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    std::vector<int64_t> memory;
+    keys = entries.Sorted(keys, &memory);
+    int64_t* index;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &index));
+    std::fill_n(index, entries.total(), 0);
+    const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
+    std::vector<char> vectors(bytes);
+    int64_t found = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      SpillFile* spill = tables[t]->table.spill();
+      if (spill == nullptr) continue;
+      if (spill->parts()[0] != static_cast<int64_t>(bytes)) {
+        return InvalidArgument("A row of a spill has other bytes.");
+      }
+      const int64_t begin = entries.begin(t), n = entries.size(t);
+      std::vector<int64_t> places(n);
+      tensorflow::tf_shared_lock lock(tables[t]->mutex);
+      spill->Find(keys + begin, n, places.data());
+      spill->ReadAhead(places.data(), n);
+      for (int64_t i = 0; i < n; ++i) {
+        if (places[i] == 0) continue;
+        index[begin + i] = ++found;
+        vectors.resize((found + 1) * bytes);
+        spill->Read(places[i], 0, vectors.data() + found * bytes);
+      }
+    }
+    entries.Unsort(index);
+    Tensor* out;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(1, TensorShape({found + 1, dim_}), &out));
+    std::memcpy(out->data(), vectors.data(), vectors.size());
+    return absl::OkStatus();
+  }
+
+  int64_t dim_;
+  tensorflow::DataType dtype_;
+};
+
+// Gives keys' rows in memory their values, where the keys come from the spill:
+// those of the first variables.
+class FetchSpilledOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
+    const int64_t n = ctx->input(1).NumElements();
+    if (ctx->input(2).NumElements() != n) {
+      return InvalidArgument("Each key must have a row.");
+    }
+    const int64_t* rows = InputOfOne(ctx, 2);
+    SpillFile* spill = resource->table.spill();
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list("memory", &handles));
+    const size_t parts = handles.size();
+    if (parts > spill->parts().size()) {
+      return InvalidArgument("The table has fewer variables.");
+    }
+    int64_t record = 0;
+    for (size_t p = 0; p < parts; ++p) record += spill->parts()[p];
+    std::vector<int64_t> places(n);
+    std::vector<char> records;
+    {
+      // Other threads' lookups needn't wait for the disk.
+      tensorflow::tf_shared_lock lock(resource->mutex);
+      spill->Find(InputOfOne(ctx, 1), n, places.data());
+      spill->ReadAhead(places.data(), n);
+      for (int64_t i = 0; i < n; ++i) {
+        if (places[i] == 0) continue;
+        records.resize(records.size() + record);
+        char* to = records.data() + records.size() - record;
+        for (size_t p = 0; p < parts; to += spill->parts()[p++]) {
+          spill->Read(places[i], p, to);
+        }
+      }
+    }
+    if (records.empty()) return absl::OkStatus();
+    Variables variables(&cache_);
+    TF_RETURN_IF_ERROR(variables.Find(ctx, "memory", {}));
+    TF_RETURN_IF_ERROR(variables.LockToWrite());
+    const char* from = records.data();
+    for (int64_t i = 0; i < n; ++i) {
+      if (places[i] == 0) continue;
+      for (size_t p = 0; p < parts; ++p) {
+        const int64_t bytes = spill->parts()[p];
+        if (rows[i] < 0 || rows[i] >= variables.shapes()[p].rows) {
+          return InvalidArgument("No row ", rows[i], " in memory.");
+        }
+        std::memcpy(static_cast<char*>(variables.values()[p]) + rows[i] * bytes,
+                    from, bytes);
+        from += bytes;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Variables::Cache cache_;
+};
+
+// Reads or writes a variable's part of some rows of the spill.
+class SpilledRowsOp : public OpOnTables {
+ public:
+  explicit SpilledRowsOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row", &row_));
+  }
+
+ protected:
+  // The places of the rows, in `spill`.
+  absl::Status Places(OpKernelContext* ctx, KeyTableResource* resource,
+                      std::vector<int64_t>* places) const {
+    SpillFile* spill = resource->table.spill();
+    const int64_t parts = spill->parts().size();
+    if (part_ < 0 || part_ >= parts || spill->parts()[part_] != bytes()) {
+      return InvalidArgument("The spill has no such part.");
+    }
+    const int64_t* rows = InputOfOne(ctx, 1);
+    for (int64_t i = 0; i < ctx->input(1).NumElements(); ++i) {
+      places->push_back(rows[i] - KeyTable::kSpilled);
+      if (places->back() < 1 || places->back() >= spill->end()) {
+        return InvalidArgument("The spill has no row ", rows[i], ".");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t bytes() const {
+    return row_.num_elements() * tensorflow::DataTypeSize(dtype_);
+  }
+
+  int64_t part_;
+  tensorflow::DataType dtype_;
+  TensorShape row_;
+};
+
+class ReadSpilledOp : public SpilledRowsOp {
+  using SpilledRowsOp::SpilledRowsOp;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
+    tensorflow::tf_shared_lock lock(resource->mutex);
+    std::vector<int64_t> places;
+    TF_RETURN_IF_ERROR(Places(ctx, resource, &places));
+    TensorShape shape({static_cast<int64_t>(places.size())});
+    shape.AppendShape(row_);
+    Tensor* out;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
+    const SpillFile* spill = resource->table.spill();
+    spill->ReadAhead(places.data(), places.size());
+    char* to = static_cast<char*>(out->data());
+    for (size_t i = 0; i < places.size(); ++i) {
+      spill->Read(places[i], part_, to + i * bytes());
+    }
+    return absl::OkStatus();
+  }
+};
+
+class WriteSpilledOp : public SpilledRowsOp {
+  using SpilledRowsOp::SpilledRowsOp;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
+    tensorflow::mutex_lock lock(resource->mutex);
+    std::vector<int64_t> places;
+    TF_RETURN_IF_ERROR(Places(ctx, resource, &places));
+    const Tensor& values = ctx->input(2);
+    if (values.TotalBytes() != places.size() * bytes()) {
+      return InvalidArgument("Each row must have its values.");
+    }
+    const char* from = static_cast<const char*>(values.data());
+    for (size_t i = 0; i < places.size(); ++i) {
+      resource->table.spill()->Write(places[i], part_, from + i * bytes());
+    }
+    return absl::OkStatus();
+  }
+};
+
+#define TFRS_ON_SPILLED(name)              \
+  REGISTER_OP("TfrsEmbedKeyTables" name)   \
+      .Attr("N: int >= 1")                 \
+      .Input("tables: N * resource")       \
+      .SetIsStateful()
+
+constexpr char kRowTypes[] = "T: {float, bfloat16, half}";
+
+}  // namespace
+
+TFRS_ON_SPILLED("FindSpilled")
+    .Input("keys: int64")
+    .Output("rows: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(c->num_inputs() - 1));
+      return absl::OkStatus();
+    });
+
+TFRS_ON_SPILLED("ReadAheadSpilled")
+    .Input("keys: int64")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+TFRS_ON_SPILLED("LookUpSpilled")
+    .Input("keys: int64")
+    .Input("table_of: int32")
+    .Output("index: int64")
+    .Output("vectors: T")
+    .Attr("dim: int >= 1")
+    .Attr(kRowTypes)
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->input(c->num_inputs() - 2));
+      c->set_output(1, c->Matrix(c->kUnknownDim, dim));
+      return absl::OkStatus();
+    });
+
+TFRS_ON_SPILLED("FetchSpilled")
+    .Input("keys: int64")
+    .Input("rows: int64")
+    .Input("memory: M * resource")
+    .Attr("M: int >= 1")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+TFRS_ON_SPILLED("ReadSpilled")
+    .Input("rows: int64")
+    .Output("values: T")
+    .Attr("part: int >= 0")
+    .Attr("row: shape")
+    .Attr(kRowTypes)
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
+
+TFRS_ON_SPILLED("WriteSpilled")
+    .Input("rows: int64")
+    .Input("values: T")
+    .Attr("part: int >= 0")
+    .Attr("row: shape")
+    .Attr(kRowTypes)
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+TFRS_KERNEL("TfrsEmbedKeyTablesFindSpilled", FindSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesReadAheadSpilled", ReadAheadSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesLookUpSpilled", LookUpSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesFetchSpilled", FetchSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesReadSpilled", ReadSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesWriteSpilled", WriteSpilledOp);
+
+}  // namespace tfrs_embed
