@@ -10,6 +10,10 @@ own and a --times-th of the table's with its slots. They go in turns:
     memory      our layer, the table in memory, without a limit
     files       our layer with a FileStorage
     prefetch    the same, and layer.prefetch
+    keys        our layer with DynamicKeys, all in memory, without a limit
+    spill       the same with a spill: about half of the memory has rows, the
+                other half the keys of all rows, and pages of the file
+    spill_prefetch  the same, and layer.prefetch
     memmap      numpy.memmap, without reading pages ahead, and numpy
     rocksdb     a RocksDB of rows, by rocksdict
 
@@ -31,7 +35,12 @@ import time
 
 import numpy as np
 
-CONTENDERS = ("memory", "files", "prefetch", "memmap", "rocksdb")
+CONTENDERS = (
+    *("memory", "files", "prefetch", "keys", "spill", "spill_prefetch"),
+    *("memmap", "rocksdb"),
+)
+# The bytes that a key takes, with its place, whether its row is in memory or not.
+KEY_BYTES = 48
 RATE, INITIAL = 0.1, 0.1
 EXPONENT = 1.05
 
@@ -76,6 +85,16 @@ def batches(args):
         yield ids if args.order == "rank" else ids * 2_654_435_761 % args.rows
 
 
+def limit(args):
+    """The memory of a contender with a limit, beside the process's own."""
+    return 2 * args.rows * args.dim * 4 / args.times
+
+
+def rows_in_memory(args):
+    """How many rows of a table with a spill are in memory."""
+    return int(limit(args) / 2 / (2 * args.dim * 4 + KEY_BYTES))
+
+
 def layer_step(args):
     """Returns what makes a step of our layer."""
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -84,29 +103,38 @@ def layer_step(args):
 
     import tfrs_embed
 
-    storage = None
-    if args.contender != "memory":
+    storage = keys = None
+    rows = args.rows
+    if args.contender not in ("memory", "keys"):
         storage = tfrs_embed.FileStorage(f"{args.folder}/{args.contender}")
+    if args.contender == "keys":
+        keys = tfrs_embed.DynamicKeys()
+    elif args.contender.startswith("spill"):
+        keys, storage = tfrs_embed.DynamicKeys(spill=storage), None
+        rows = rows_in_memory(args)
     layer = tfrs_embed.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig(
             "f",
             tfrs_embed.TableConfig(
                 "t",
-                args.rows,
+                rows,
                 args.dim,
                 tf_keras.initializers.RandomUniform(-0.01, 0.01),
                 storage=storage,
+                keys=keys,
             ),
         ),
         tf_keras.optimizers.Adagrad(RATE, initial_accumulator_value=INITIAL),
         size_threshold=0,
     )
     layer.build(None)
+    if keys is not None:
+        layer.tables["t"].give_rows(np.arange(args.rows))
     dataset = tf.data.Dataset.from_generator(
         lambda: batches(args),
         output_signature=tf.TensorSpec([args.batch], tf.int64),
     )
-    if args.contender == "prefetch":
+    if args.contender.endswith("prefetch"):
         dataset = layer.prefetch(dataset, batches=8)
     else:
         dataset = dataset.prefetch(8)
@@ -216,12 +244,17 @@ def answer(args):
     """Answers a number of seconds with a turn's figures."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries' output must not get between the messages.
-    group = Group() if args.contender != "memory" else None
+    group = Group() if args.contender not in ("memory", "keys") else None
     kinds = {"memmap": memmap_step, "rocksdb": rocksdb_step}
     step = kinds.get(args.contender, layer_step)(args)
     step()
     if group is not None:
-        group.limit(2 * args.rows * args.dim * 4 / args.times)
+        more = limit(args)
+        if args.contender.startswith("spill"):
+            # These are the process's own already.
+            more -= rows_in_memory(args) * 2 * args.dim * 4
+            more -= args.rows * KEY_BYTES
+        group.limit(more)
     print(json.dumps(None), file=channel, flush=True)
     for line in sys.stdin:
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.time()

@@ -28,7 +28,7 @@ KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
   }
   const int64_t n = admitted_.size();
   if (spill_ != nullptr) {
-    spill_->Require(std::max<int64_t>(0, wanted - Grown(wanted)));
+    RequireSpill(std::max<int64_t>(0, wanted - Grown(wanted)));
   }
   // So that the variables grow once, not again when the step is committed.
   free_rows_.Raise(kFirstRow + Grown(wanted));
@@ -64,7 +64,7 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   }
   if (spill_ != nullptr) {
     try {
-      spill_->Require(victims_.size() + room.least);
+      RequireSpill(victims_.size() + room.least);
     } catch (const SpillError&) {
       PutVictimsBack();
       throw;
@@ -146,7 +146,11 @@ void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
     if (place != 0) EraseCandidate(place);
     const int64_t spilled = spill_ == nullptr ? 0 : spill_->Find(keys[i]);
     if (spilled == 0) continue;
-    if (rows[i] == kAbsentRow) rows[i] = kSpilled + spilled;
+    if (rows[i] == kAbsentRow) {
+      rows[i] = kSpilled + spilled;
+      NoteRemoved(keys[i]);
+      total_.evicted += evicted;
+    }
     spill_->Forget(spilled);
   }
 }
@@ -158,14 +162,23 @@ std::vector<int64_t> KeyTable::TakeRemoved(bool* missed) {
   return std::exchange(removed_, {});
 }
 
-void KeyTable::Erase(int64_t row) {
-  if (notes_removed_) {
-    if (static_cast<int64_t>(removed_.size()) > 2 * (capacity_ + size())) {
-      removed_.clear();
-      missed_removed_ = true;
-    }
-    removed_.push_back(live_.records()[row].key);
+void KeyTable::RequireSpill(int64_t more) {
+  // A key that has moved there is noted, as one that has moved there from
+  // memory is: who reads rows by their places later has to read it again.
+  for (const int64_t key : spill_->Require(more)) NoteRemoved(key);
+}
+
+void KeyTable::NoteRemoved(int64_t key) {
+  if (!notes_removed_) return;
+  if (static_cast<int64_t>(removed_.size()) > 2 * (capacity_ + size())) {
+    removed_.clear();
+    missed_removed_ = true;
   }
+  removed_.push_back(key);
+}
+
+void KeyTable::Erase(int64_t row) {
+  NoteRemoved(live_.records()[row].key);
   live_.Erase(row);
   free_rows_.Give(row);
 }

@@ -215,6 +215,11 @@ class KeyTable {
 
   void PutVictimsBack();
 
+  // Makes room in the spill.
+  void RequireSpill(int64_t more);
+
+  void NoteRemoved(int64_t key);
+
   // Keeps the victims' rows, if there is a spill.
   void SpillVictims(const KeyStep& step);
 

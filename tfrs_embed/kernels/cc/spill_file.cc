@@ -20,7 +20,9 @@ SpillFile::SpillFile(const Settings& settings)
     offsets_.push_back(record_);
     record_ += bytes;
   }
-  buffer_.resize(record_);
+  segment_ = std::max<int64_t>(1, kSegmentBytes / record_);
+  filled_ = segment_;  // There is none yet.
+  buffer_.resize(segment_ * record_);
   std::string path = settings_.folder + "/spill-XXXXXX";
   file_ = mkstemp(&path[0]);
   if (file_ < 0) Fail("no file can be made", errno);
@@ -33,38 +35,69 @@ SpillFile::SpillFile(const Settings& settings)
 
 SpillFile::~SpillFile() { close(file_); }
 
-void SpillFile::Require(int64_t more) {
-  const int64_t needed = next_ - 1 + std::max<int64_t>(0, more - free_.size());
-  if (needed <= allocated_) return;
-  CheckProcess();
-  const int64_t most = settings_.max_bytes / record_;
-  if (needed > most) {
-    throw SpillError(
-        settings_.owner + ": its spill would have rows of " +
-        std::to_string(needed) + " keys in '" + settings_.folder +
-        "', and has room for " + std::to_string(most) +
-        ": max_bytes is " + std::to_string(settings_.max_bytes) + ".");
+std::vector<int64_t> SpillFile::Require(int64_t more) {
+  std::vector<int64_t> moved;
+  if (more > 0) CheckProcess();
+  int error = 0;
+  while (Available() < more) {
+    // Up to half more than is in use, so that segments become empty enough.
+    const int64_t records = live_.size() * segment_;
+    const bool small = records < (keys_.size() + more) * 3 / 2;
+    if (small && error == 0 && (error = Grow(more - Available())) == 0) {
+      continue;
+    }
+    if (Clean(&moved)) continue;
+    if (error != 0 || (error = Grow(more - Available())) != 0) {
+      FailForRoom(more, error);
+    }
   }
+  return moved;
+}
+
+int SpillFile::Grow(int64_t more) {
+  const int64_t here = live_.size(), bytes = segment_ * record_;
+  const int64_t most = settings_.max_bytes / bytes;
+  const int64_t needed = here + (more + segment_ - 1) / segment_;
   // At least a sixteenth more, so that it is seldom done.
-  constexpr int64_t kLeast = 1 << 20;
-  int64_t wanted = std::max(needed, allocated_ + allocated_ / 16 +
-                                        kLeast / record_);
-  wanted = std::min(wanted, most);
-  const auto allocate = [&](int64_t records) {
+  const int64_t wanted = std::min(std::max(needed, here + here / 16), most);
+  if (wanted <= here) return EFBIG;
 #if defined(__linux__)
-    return posix_fallocate(file_, 0, records * record_);
+  const int error = posix_fallocate(file_, 0, wanted * bytes);
 #else
-    return ftruncate(file_, records * record_) == 0 ? 0 : errno;
+  const int error = ftruncate(file_, wanted * bytes) == 0 ? 0 : errno;
 #endif
-  };
-  int error = allocate(wanted);
-  if (error == ENOSPC && wanted > needed) error = allocate(wanted = needed);
-  if (error != 0) {
-    Fail("no room for rows of " + std::to_string(needed) + " keys, " +
-             std::to_string(needed * record_) + " bytes",
-         error);
+  if (error != 0) return error;
+  live_.resize(wanted, 0);
+  for (int64_t i = wanted; i-- > here;) free_.push_back(i);
+  return 0;
+}
+
+bool SpillFile::Clean(std::vector<int64_t>* moved) {
+  int64_t least = -1;
+  for (int64_t i = 0; i < static_cast<int64_t>(live_.size()); ++i) {
+    if (i == present_ || live_[i] == 0) continue;
+    if (least < 0 || live_[i] < live_[least]) least = i;
   }
-  allocated_ = wanted;
+  if (least < 0 || live_[least] == segment_) return false;
+  std::vector<KeyRecord> keys;
+  std::vector<char> records;
+  for (int64_t i = 0; i < segment_; ++i) {
+    const int64_t place = 1 + least * segment_ + i;
+    if (!Holds(place)) continue;
+    keys.push_back(record(place));
+    records.resize(records.size() + record_);
+    Read(place, records.data() + records.size() - record_);
+    keys_.Erase(place);
+  }
+  live_[least] = 0;
+  free_.push_back(least);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t place = NewPlace();
+    keys_.Insert(place, keys[i]);
+    std::memcpy(InBuffer(place), records.data() + i * record_, record_);
+    moved->push_back(keys[i].key);
+  }
+  return true;
 }
 
 void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
@@ -72,32 +105,23 @@ void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
     throw SpillError(settings_.owner + ": its variables have no row " +
                      std::to_string(row) + " to spill.");
   }
-  for (size_t part = 0; part < offsets_.size(); ++part) {
-    const int64_t bytes = settings_.parts[part];
-    std::memcpy(buffer_.data() + offsets_[part],
-                memory.values[part] + row * bytes, bytes);
-  }
   int64_t place = Find(key.key);
-  const bool known = place != 0;
-  if (!known) place = NewPlace();
-  try {
-    Write(place, kAll, buffer_.data());
-  } catch (const SpillError&) {
-    if (!known) free_.push_back(place);
-    throw;
-  }
-  ++written_;
-  if (!known) {
+  if (place == 0) {
+    place = NewPlace();
     keys_.Insert(place, {key.key, key.frequency, key.last_used,
                          KeyRecord::kLive});
-    return;
+  } else {
+    // It has come back and goes again, before its row could be found.
+    KeyRecord& here = record(place);
+    returning_ -= here.queued();
+    here.set_queued(false);
+    here.frequency = key.frequency;
+    here.last_used = key.last_used;
   }
-  // It has come back and goes again, before its row could be found.
-  KeyRecord& here = record(place);
-  returning_ -= here.queued();
-  here.set_queued(false);
-  here.frequency = key.frequency;
-  here.last_used = key.last_used;
+  for (size_t part = 0; part < offsets_.size(); ++part) {
+    Write(place, part, memory.values[part] + row * settings_.parts[part]);
+  }
+  ++written_;
 }
 
 void SpillFile::Return(int64_t place) {
@@ -110,27 +134,37 @@ void SpillFile::Return(int64_t place) {
 void SpillFile::Forget(int64_t place) {
   returning_ -= record(place).queued();
   keys_.Erase(place);
-  free_.push_back(place);
+  const int64_t segment = SegmentOf(place);
+  if (--live_[segment] == 0 && segment != present_) free_.push_back(segment);
 }
 
 void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
-  std::vector<int64_t> places;
-  for (const KeyRecord& key : keys) places.push_back(Find(key.key));
-  int64_t added = std::count(places.begin(), places.end(), 0);
-  Require(std::max<int64_t>(0, added - keys_.size()));
-  std::vector<bool> kept(next_, false);
-  for (const int64_t place : places) kept[place] = true;
-  free_.clear();
-  for (int64_t place = next_ - 1; place > 0; --place) {
-    if (!kept[place]) free_.push_back(place);
+  const int64_t n = keys.size();
+  if (n > settings_.max_bytes / (segment_ * record_) * segment_) {
+    FailForRoom(n, EFBIG);
   }
-  keys_ = KeyStore(keys.size(), next_, 1, false);
-  returning_ = 0;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (places[i] == 0) places[i] = NewPlace();
-    KeyRecord key = keys[i];
-    key.state = KeyRecord::kLive;
-    keys_.Insert(places[i], key);
+  std::vector<bool> kept(keys_.end(), false);
+  int64_t added = 0;
+  for (const KeyRecord& key : keys) {
+    const int64_t place = Find(key.key);
+    kept[place] = true;
+    added += place == 0;
+  }
+  for (int64_t place = 1; place < static_cast<int64_t>(kept.size()); ++place) {
+    if (Holds(place) && !kept[place]) Forget(place);
+  }
+  Require(added);
+  for (const KeyRecord& key : keys) {
+    int64_t place = Find(key.key);
+    if (place == 0) {
+      place = NewPlace();
+      keys_.Insert(place, {key.key, 0, 0, KeyRecord::kLive});
+    }
+    KeyRecord& here = record(place);
+    here.frequency = key.frequency;
+    here.last_used = key.last_used;
+    returning_ -= here.queued();
+    here.set_queued(false);
   }
 }
 
@@ -145,34 +179,6 @@ void SpillFile::ReadAhead(const int64_t* places, int64_t n) const {
 #endif
 }
 
-void SpillFile::Read(int64_t place, size_t part, void* to) const {
-  CheckProcess();
-  size_t bytes;
-  int64_t offset = Offset(place, part, &bytes);
-  for (char* at = static_cast<char*>(to); bytes > 0;) {
-    const ssize_t done = pread(file_, at, bytes, offset);
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) Fail("rows can't be read", done < 0 ? errno : EIO);
-    at += done;
-    offset += done;
-    bytes -= done;
-  }
-}
-
-void SpillFile::Write(int64_t place, size_t part, const void* from) {
-  CheckProcess();
-  size_t bytes;
-  int64_t offset = Offset(place, part, &bytes);
-  for (const char* at = static_cast<const char*>(from); bytes > 0;) {
-    const ssize_t done = pwrite(file_, at, bytes, offset);
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) Fail("rows can't be written", errno);
-    at += done;
-    offset += done;
-    bytes -= done;
-  }
-}
-
 // A fork has the same file as its parent.
 void SpillFile::CheckProcess() const {
   if (process_ == getpid()) return;
@@ -181,17 +187,72 @@ void SpillFile::CheckProcess() const {
                    "a fork. Make the layer after the fork.");
 }
 
-int64_t SpillFile::Offset(int64_t place, size_t part, size_t* bytes) const {
-  const bool all = part == kAll;
-  *bytes = all ? record_ : settings_.parts[part];
-  return (place - 1) * record_ + (all ? 0 : offsets_[part]);
+int64_t SpillFile::NewPlace() {
+  if (filled_ == segment_) {
+    if (free_.empty()) FailForRoom(1, ENOSPC);
+    if (present_ >= 0) {
+      const int64_t bytes = buffer_.size();
+      Transfer(present_ * bytes, bytes, nullptr, buffer_.data());
+      if (live_[present_] == 0) free_.push_back(present_);
+    }
+    present_ = free_.back();
+    free_.pop_back();
+    filled_ = 0;
+  }
+  ++live_[present_];
+  return 1 + present_ * segment_ + filled_++;
 }
 
-int64_t SpillFile::NewPlace() {
-  if (free_.empty()) return next_++;
-  const int64_t place = free_.back();
-  free_.pop_back();
-  return place;
+char* SpillFile::InBuffer(int64_t place) {
+  if (SegmentOf(place) != present_) return nullptr;
+  return buffer_.data() + (place - 1) % segment_ * record_;
+}
+
+void SpillFile::Read(int64_t place, char* to) {
+  CheckProcess();
+  if (const char* here = InBuffer(place)) {
+    std::memcpy(to, here, record_);
+  } else {
+    Transfer((place - 1) * record_, record_, to, nullptr);
+  }
+}
+
+void SpillFile::Write(int64_t place, size_t part, const char* from) {
+  CheckProcess();
+  if (char* here = InBuffer(place)) {
+    std::memcpy(here + offsets_[part], from, settings_.parts[part]);
+  } else {
+    Transfer((place - 1) * record_ + offsets_[part], settings_.parts[part],
+             nullptr, from);
+  }
+}
+
+void SpillFile::Transfer(int64_t offset, int64_t bytes, char* to,
+                         const char* from) const {
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t more =
+        to != nullptr
+            ? pread(file_, to + done, bytes - done, offset + done)
+            : pwrite(file_, from + done, bytes - done, offset + done);
+    if (more < 0 && errno == EINTR) continue;
+    if (more <= 0) {
+      Fail(to != nullptr ? "rows can't be read" : "rows can't be written",
+           more < 0 ? errno : EIO);
+    }
+    done += more;
+  }
+}
+
+void SpillFile::FailForRoom(int64_t more, int error) const {
+  const int64_t keys = keys_.size() + more;
+  std::string why = error == 0 ? "" : std::string(": ") + std::strerror(error);
+  if (error == EFBIG) {
+    why = ": max_bytes is " + std::to_string(settings_.max_bytes);
+  }
+  throw SpillError(settings_.owner + ": its spill in '" + settings_.folder +
+                   "' has no room for rows of " + std::to_string(keys) +
+                   " keys, " + std::to_string(keys * record_) + " bytes" + why +
+                   ".");
 }
 
 void SpillFile::Fail(const std::string& what, int error) const {

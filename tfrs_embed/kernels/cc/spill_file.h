@@ -19,8 +19,13 @@ struct SpillError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Keys whose rows are in a file, at places from 1 on. A key's record in the
-// file is its row of each of the table's variables, one behind the other.
+// Keys whose rows are in a file. A key's record in the file is its row of each
+// of the table's variables, one behind the other.
+//
+// The file is written a segment of many records at a time, since disks do few
+// operations a second: the present segment is in memory until it is full. When
+// there are no empty segments left, the file grows, or the records that are
+// left of the emptiest segment move on. Reads are of single records.
 //
 // The file has no name, so that it is gone with the process. Its room on the
 // disk is taken before it is needed: a full disk is an error of the step that
@@ -52,7 +57,7 @@ class SpillFile {
   // The number of keys, without returning ones.
   int64_t size() const { return keys_.size() - returning_; }
   // The file's size, and how many rows were written to it and have come back.
-  int64_t bytes() const { return allocated_ * record_; }
+  int64_t bytes() const { return live_.size() * segment_ * record_; }
   int64_t written() const { return written_; }
   int64_t returned() const { return returned_; }
   const std::vector<int64_t>& parts() const { return settings_.parts; }
@@ -69,8 +74,9 @@ class SpillFile {
   // Behind the last place.
   int64_t end() const { return keys_.end(); }
 
-  // Makes room on the disk for so many more keys.
-  void Require(int64_t more);
+  // Makes room on the disk for so many more keys. Returns the keys whose places
+  // have changed.
+  std::vector<int64_t> Require(int64_t more);
 
   // Writes a key's row.
   void Put(const KeyRecord& key, const Memory& memory, int64_t row);
@@ -80,34 +86,58 @@ class SpillFile {
 
   void Forget(int64_t place);
 
-  // Has these keys only; those that it had before keep their places.
+  // Has these keys only; those that it had before keep their places. Throws
+  // before it changes anything if max_bytes is too little.
   void Replace(const std::vector<KeyRecord>& keys);
 
   // Begins to read the records at some places.
   void ReadAhead(const int64_t* places, int64_t n) const;
 
-  // Reads, or writes, a part of a record; all of it where the part is kAll.
-  static constexpr size_t kAll = ~size_t{0};
-  void Read(int64_t place, size_t part, void* to) const;
-  void Write(int64_t place, size_t part, const void* from);
+  // Reads a record.
+  void Read(int64_t place, char* to);
+  int64_t record_bytes() const { return record_; }
+  // Where a part begins in a record.
+  int64_t offset(size_t part) const { return offsets_[part]; }
+
+  void Write(int64_t place, size_t part, const char* from);
 
  private:
+  // A segment's bytes, about.
+  static constexpr int64_t kSegmentBytes = 1 << 18;
+
   void CheckProcess() const;
-  int64_t Offset(int64_t place, size_t part, size_t* bytes) const;
+  int64_t SegmentOf(int64_t place) const { return (place - 1) / segment_; }
+  // How many keys find a place without more room.
+  int64_t Available() const {
+    return segment_ - filled_ + segment_ * free_.size();
+  }
+  // Makes the file larger, for at least so many more keys if it can be. Returns
+  // an error, or 0.
+  int Grow(int64_t more);
+  // Empties the emptiest segment. Returns false if that makes no room.
+  bool Clean(std::vector<int64_t>* moved);
   int64_t NewPlace();
+  // Where a record is in the buffer; null: it is in the file.
+  char* InBuffer(int64_t place);
+  // Reads `to`, or writes `from`.
+  void Transfer(int64_t offset, int64_t bytes, char* to,
+                const char* from) const;
+  [[noreturn]] void FailForRoom(int64_t more, int error) const;
   [[noreturn]] void Fail(const std::string& what, int error) const;
 
   const Settings settings_;
   std::vector<int64_t> offsets_;  // Of parts in a record.
   int64_t record_ = 0;            // A record's bytes.
+  int64_t segment_;               // A segment's records.
   int file_ = -1;
   int process_;
   KeyStore keys_;
-  std::vector<int64_t> free_;  // Places, those that were freed last at the end.
-  int64_t next_ = 1;           // No key has had it, nor those behind it.
-  int64_t allocated_ = 0;      // Records that the file has room for.
+  std::vector<int64_t> live_;  // The number of keys in each segment.
+  std::vector<int64_t> free_;  // Segments without keys.
+  int64_t present_ = -1;       // The segment that is filled.
+  int64_t filled_;
+  std::vector<char> buffer_;  // Its records.
   int64_t returning_ = 0, written_ = 0, returned_ = 0;
-  std::vector<char> buffer_;
 };
 
 }  // namespace tfrs_embed

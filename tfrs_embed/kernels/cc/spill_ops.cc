@@ -72,7 +72,7 @@ class LookUpSpilledOp : public OpOnTables {
     TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &index));
     std::fill_n(index, entries.total(), 0);
     const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
-    std::vector<char> vectors(bytes);
+    std::vector<char> vectors(bytes), record;
     int64_t found = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
       SpillFile* spill = tables[t]->table.spill();
@@ -88,8 +88,9 @@ class LookUpSpilledOp : public OpOnTables {
       for (int64_t i = 0; i < n; ++i) {
         if (places[i] == 0) continue;
         index[begin + i] = ++found;
-        vectors.resize((found + 1) * bytes);
-        spill->Read(places[i], 0, vectors.data() + found * bytes);
+        record.resize(spill->record_bytes());
+        spill->Read(places[i], record.data());
+        vectors.insert(vectors.end(), record.begin(), record.begin() + bytes);
       }
     }
     entries.Unsort(index);
@@ -124,8 +125,7 @@ class FetchSpilledOp : public OpOnTables {
     if (parts > spill->parts().size()) {
       return InvalidArgument("The table has fewer variables.");
     }
-    int64_t record = 0;
-    for (size_t p = 0; p < parts; ++p) record += spill->parts()[p];
+    const int64_t record = spill->record_bytes();
     std::vector<int64_t> places(n);
     std::vector<char> records;
     {
@@ -136,10 +136,7 @@ class FetchSpilledOp : public OpOnTables {
       for (int64_t i = 0; i < n; ++i) {
         if (places[i] == 0) continue;
         records.resize(records.size() + record);
-        char* to = records.data() + records.size() - record;
-        for (size_t p = 0; p < parts; to += spill->parts()[p++]) {
-          spill->Read(places[i], p, to);
-        }
+        spill->Read(places[i], records.data() + records.size() - record);
       }
     }
     if (records.empty()) return absl::OkStatus();
@@ -155,9 +152,9 @@ class FetchSpilledOp : public OpOnTables {
           return InvalidArgument("No row ", rows[i], " in memory.");
         }
         std::memcpy(static_cast<char*>(variables.values()[p]) + rows[i] * bytes,
-                    from, bytes);
-        from += bytes;
+                    from + spill->offset(p), bytes);
       }
+      from += record;
     }
     return absl::OkStatus();
   }
@@ -215,11 +212,14 @@ class ReadSpilledOp : public SpilledRowsOp {
     shape.AppendShape(row_);
     Tensor* out;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
-    const SpillFile* spill = resource->table.spill();
+    SpillFile* spill = resource->table.spill();
     spill->ReadAhead(places.data(), places.size());
     char* to = static_cast<char*>(out->data());
-    for (size_t i = 0; i < places.size(); ++i) {
-      spill->Read(places[i], part_, to + i * bytes());
+    std::vector<char> record(spill->record_bytes());
+    for (const int64_t place : places) {
+      spill->Read(place, record.data());
+      std::memcpy(to, record.data() + spill->offset(part_), bytes());
+      to += bytes();
     }
     return absl::OkStatus();
   }
