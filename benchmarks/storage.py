@@ -108,9 +108,10 @@ def layer_step(args):
     if args.contender not in ("memory", "keys"):
         storage = tfrs_embed.FileStorage(f"{args.folder}/{args.contender}")
     if args.contender == "keys":
-        keys = tfrs_embed.DynamicKeys()
+        keys = tfrs_embed.DynamicKeys(eviction="lfu")
     elif args.contender.startswith("spill"):
-        keys, storage = tfrs_embed.DynamicKeys(spill=storage), None
+        keys = tfrs_embed.DynamicKeys(eviction="lfu", spill=storage)
+        storage = None
         rows = rows_in_memory(args)
     layer = tfrs_embed.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig(

@@ -1,6 +1,7 @@
 """What the conformance tests go through: ids, optimizers, engines."""
 
 import functools
+import tempfile
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from fronts import keras, layers
 from nightly import ALL
 from numpy_rows import NumpyRows
 from reference import Table
-from tfrs_embed import DynamicKeys, TableConfig
+from tfrs_embed import DynamicKeys, FileStorage, TableConfig
 from tfrs_embed.optimizers import Regularized, rules
 from update_rules import CASES
 
@@ -165,6 +166,12 @@ def _by_key(layer, place):
     return Engine(layer, {"size_threshold": None}, place, place, keys)
 
 
+def _spilling(layer, place):
+    """The same, with fewer rows in memory than keys."""
+    keys = DynamicKeys(spill=FileStorage(tempfile.gettempdir()))
+    return _by_key(layer, place)._replace(keys=keys)
+
+
 _PARTIAL = layers.PartialTPUEmbedding
 _DISTRIBUTED = layers.DistributedEmbedding
 
@@ -187,9 +194,11 @@ ENGINES = {
         store=FileRows
     ),
     "dynamic": _by_key(_PARTIAL, "one device, by key"),
+    "spill": _spilling(_PARTIAL, "one device, by key"),
     "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),
     # On several replicas.
     "dynamic_sharded": _by_key(_PARTIAL, "sharded, by key"),
+    "spill_sharded": _spilling(_PARTIAL, "sharded, by key"),
     "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
     "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
         store=NumpyRows
@@ -259,9 +268,10 @@ class TableCase(NamedTuple):
     def config(self, name, optimizer=None, keys=None, place="auto", hot=0):
         """The table's config in TensorFlow's class; with more in ours."""
         if keys is not None or (place, hot, self.dtype) != DEFAULTS:
+            spills = keys is not None and keys.spill is not None
             return TableConfig(
                 name,
-                self.rows,
+                max(7, self.rows * 4 // 5) if spills else self.rows,
                 self.dim,
                 tf.random_normal_initializer(seed=self.seed),
                 optimizer,

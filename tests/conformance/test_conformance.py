@@ -318,6 +318,11 @@ def test_lookup(case, strategy):
                     Case("files", optimizer, kinds=FEW, nightly=True)
                     for optimizer in OPTIMIZERS
                 ),
+                Case("spill", kinds=FEW, steps=6),
+                *(
+                    Case("spill", optimizer, kinds=FEW, steps=6, nightly=True)
+                    for optimizer in OPTIMIZERS
+                ),
             )
         ),
         Case("arrays", kinds=KINDS_OF_OTHERS, steps=3),
@@ -334,7 +339,7 @@ def test_lookup(case, strategy):
         Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
         *(
             Case(engine, "row_wise_adagrad", kinds=FEW, kernels=True)
-            for engine in ("sharded_files", "column_files")
+            for engine in ("sharded_files", "column_files", "spill_sharded")
         ),
         Case("distributed_both", kinds=KINDS_OF_OTHERS, steps=3),
         *nightly(

@@ -29,6 +29,7 @@ from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_state import TableState
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
+_OF_SPILL = ("keys", "bytes", "written", "returned")
 
 
 class DynamicTable(TableState):
@@ -215,7 +216,7 @@ class DynamicTable(TableState):
 
         Returns:
             [n] int64, the number of each key's row on the key's shard; -1 for a
-            key without a row.
+            key without a row. Rows in a spill have numbers above 2**47.
 
         Raises:
             TypeError: the keys have another dtype.
@@ -239,7 +240,7 @@ class DynamicTable(TableState):
         self.restored(None)
 
     def remove(self, keys: Any) -> int:
-        """Removes keys, their rows and counters.
+        """Removes keys, their rows and counters, also from a spill.
 
         A candidate, a key that has no row yet, is forgotten. A key that comes
         back starts with an initial row.
@@ -259,6 +260,8 @@ class DynamicTable(TableState):
 
     def evict(self, count: int | None = None) -> int:
         """Removes the keys that the table's eviction rule puts first.
+
+        They don't go to a spill, and go from it.
 
         Args:
             count: how many keys. None: the expired ones, if the eviction rule
@@ -296,13 +299,18 @@ class DynamicTable(TableState):
             rows; "evicted", the keys that lost rows to others; "rejected", the
             keys that got no row; "hits", the occurrences of keys that had rows
             before the step. Counting starts when the table is made; checkpoints
-            don't hold these numbers.
+            don't hold these numbers. A table with a spill has "spill" too: the
+            number of "keys" in its files, the files' "bytes", and how many rows
+            were "written" there and "returned".
         """
         numbers = self._built("statistics").statistics().tolist()
-        return {
+        found = {
             "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
-            "in_all": dict(zip(_STATISTICS, numbers[4:], strict=True)),
+            "in_all": dict(zip(_STATISTICS, numbers[4:8], strict=True)),
         }
+        if self.spec.has_files:
+            found["spill"] = dict(zip(_OF_SPILL, numbers[8:], strict=True))
+        return found
 
     def local_counters(self) -> tuple[Live, dict[str, int]]:
         """Returns the keys of this process's shards, and other counts of these.

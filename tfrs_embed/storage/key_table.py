@@ -27,8 +27,18 @@ from tfrs_embed.storage.key_table_numpy import NumpyOperations
 if TYPE_CHECKING:
     from tfrs_embed.storage.spill import Spill, SpillSettings
 
-# Keys are on the host, whatever the shard's device.
+# Keys are on the host, whatever the shard's device: where its rows are, if that
+# is a CPU, as a spill needs them on one device.
 _HOST = "/device:CPU:0"
+
+
+def _host(device: str | None) -> str:
+    kind = tf.DeviceSpec.from_string(device or "").device_type
+    return device if device and kind == "CPU" else _HOST
+
+
+#: Where `KeyTables.info` has the number of keys in the spill.
+SPILL_KEYS = 12
 
 
 class GivenRows(NamedTuple):
@@ -97,18 +107,19 @@ class KeyTables:
     def __init__(self, tables: Sequence[KeyTable]) -> None:
         each: list[Any] = [table.operations for table in tables]
         self._operations = type(each[0]).together(each)
+        self._host = tables[0].host
         spills = [table.spill for table in tables if table.spill is not None]
         # A width, if there are spills.
         self._spilled_dim = spills[0].dim if spills else None
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
-        with tf.device(_HOST):
+        with tf.device(self._host):
             return self._operations.run(name, *inputs, **attributes)
 
     def info(self) -> tf.Tensor:
         """Returns the numbers of each table, [tables, 16] int64.
 
-        A table's numbers are: keys, capacity, physical rows, the eight of
+        A table's numbers are: keys, capacity, physical rows, the first eight of
         `KeyTable.statistics`, unpublished commits; and of its spill: keys,
         bytes, and how many rows were written to it and have come back.
         """
@@ -213,7 +224,10 @@ class KeyTables:
 class KeyTable(KeyTables):
     """The keys of one table on one shard; strategies don't mirror it.
 
+    `device` is the shard's.
+
     Attributes:
+        host: the device of the keys.
         spill: the rows of evicted keys; None: they are gone.
 
     Raises:
@@ -221,13 +235,17 @@ class KeyTable(KeyTables):
     """
 
     def __init__(
-        self, rules: KeyRules, spill: SpillSettings | None = None
+        self,
+        rules: KeyRules,
+        device: str | None = None,
+        spill: SpillSettings | None = None,
     ) -> None:
         self.rules = rules
+        self.host = _host(device)
         self.spill: Spill | None = None
         self.operations: _KernelOperations | NumpyOperations
-        with tf.init_scope(), tf.device(_HOST):
-            module = tf.executing_eagerly() and kernels.operations(_HOST)
+        with tf.init_scope(), tf.device(self.host):
+            module = tf.executing_eagerly() and kernels.operations(self.host)
             if spill is not None:
                 self.operations = _KernelOperations.of_table(
                     module, rules, spill
@@ -317,12 +335,12 @@ class KeyTable(KeyTables):
         return None if missed.numpy().any() else keys.numpy()
 
     def statistics(self) -> np.ndarray:
-        """Returns counts of the last successful commit, then of all: [8] int64.
+        """Returns counts of the last successful commit, then of all: [12] int64.
 
         Four numbers each: keys admitted, keys evicted, keys that got no row,
-        occurrences of keys that had rows before.
+        occurrences of keys that had rows before. Then the four of the spill.
         """
-        return self.info().numpy()[0, 3:11]
+        return np.delete(self.info().numpy()[0, 3:], 8)
 
     def moment(self) -> tuple[int, ...]:
         """Returns numbers that change when keys get or lose rows.

@@ -204,9 +204,9 @@ class _Table:
         self._unpublished: list[int] = []
 
     def info(self) -> np.ndarray:
-        """Returns [12]: keys, capacity, rows, statistics, unpublished."""
+        """Returns [16]: keys, capacity, rows, statistics, unpublished, zeros."""
         sizes = [self._size(), self._capacity, len(self._written)]
-        last = [len(self._unpublished)]
+        last = [len(self._unpublished), 0, 0, 0, 0]
         return np.concatenate([sizes, self._statistics, last])
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, int]:

@@ -171,7 +171,7 @@ class KeyedRows:
         return np.max(self._gather(found), 0)
 
     def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, [8] int64."""
+        """Returns the sums of all shards' statistics, [12] int64."""
         here = [shard.key_table.statistics() for shard in self.shards]
         return np.sum(self._gather(here), 0)
 

@@ -15,7 +15,12 @@ from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live, key_rules
-from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
+from tfrs_embed.storage.key_table import (
+    SPILL_KEYS,
+    Found,
+    KeyTable,
+    KeyTables,
+)
 from tfrs_embed.storage.row_store import RowStore
 
 # How many numbers of initial values are made at once between steps.
@@ -57,7 +62,7 @@ class KeyedShard:
             spill = SpillSettings(
                 self.owner, self.keys.spill, self.variables, store.device
             )
-        self.key_table = KeyTable(self.rules, spill)
+        self.key_table = KeyTable(self.rules, store.device, spill)
 
     @property
     def dim(self) -> int:
@@ -239,7 +244,8 @@ class KeyedShards:
             keys: np.ndarray,
         ) -> bytes:
             worst = np.argmax(lacking)
-            size, capacity, *_ = info[worst]
+            size, capacity = info[worst, :2]
+            size -= info[worst, SPILL_KEYS]
             owner, declared = owners[worst]
             if len(table_of):
                 absent &= table_of == worst

@@ -72,6 +72,7 @@ class Spill:
         self, settings: SpillSettings, operations: Any, handle: tf.Tensor
     ) -> None:
         self.variables = settings.variables
+        self._device = settings.device
         self._operations = operations
         self._handle = handle
 
@@ -122,6 +123,6 @@ class Spill:
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         operation = getattr(self._operations, f"tfrs_embed_key_tables_{name}")
-        with tf.device("/device:CPU:0"):
+        with tf.device(self._device):
             return operation([self._handle], *inputs, **attributes)
 

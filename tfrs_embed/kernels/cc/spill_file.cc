@@ -14,6 +14,12 @@
 
 namespace tfrs_embed {
 
+namespace {
+
+constexpr int kLimit = -1;  // An error: max_bytes.
+
+}  // namespace
+
 SpillFile::SpillFile(const Settings& settings)
     : settings_(settings), process_(getpid()), keys_(0, 16, 1, false) {
   for (const int64_t bytes : settings_.parts) {
@@ -60,7 +66,7 @@ int SpillFile::Grow(int64_t more) {
   const int64_t needed = here + (more + segment_ - 1) / segment_;
   // At least a sixteenth more, so that it is seldom done.
   const int64_t wanted = std::min(std::max(needed, here + here / 16), most);
-  if (wanted <= here) return EFBIG;
+  if (wanted <= here) return kLimit;
 #if defined(__linux__)
   const int error = posix_fallocate(file_, 0, wanted * bytes);
 #else
@@ -73,12 +79,14 @@ int SpillFile::Grow(int64_t more) {
 }
 
 bool SpillFile::Clean(std::vector<int64_t>* moved) {
-  int64_t least = -1;
+  int64_t least = present_, left = segment_;
+  if (present_ >= 0) left = live_[present_] + segment_ - filled_;
   for (int64_t i = 0; i < static_cast<int64_t>(live_.size()); ++i) {
-    if (i == present_ || live_[i] == 0) continue;
-    if (least < 0 || live_[i] < live_[least]) least = i;
+    if (i == present_ || live_[i] == 0 || live_[i] >= left) continue;
+    least = i;
+    left = live_[i];
   }
-  if (least < 0 || live_[least] == segment_) return false;
+  if (left == segment_) return false;
   std::vector<KeyRecord> keys;
   std::vector<char> records;
   for (int64_t i = 0; i < segment_; ++i) {
@@ -90,7 +98,11 @@ bool SpillFile::Clean(std::vector<int64_t>* moved) {
     keys_.Erase(place);
   }
   live_[least] = 0;
-  free_.push_back(least);
+  if (least == present_) {
+    filled_ = 0;
+  } else {
+    free_.push_back(least);
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t place = NewPlace();
     keys_.Insert(place, keys[i]);
@@ -141,7 +153,7 @@ void SpillFile::Forget(int64_t place) {
 void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
   const int64_t n = keys.size();
   if (n > settings_.max_bytes / (segment_ * record_) * segment_) {
-    FailForRoom(n, EFBIG);
+    FailForRoom(n - keys_.size(), kLimit);
   }
   std::vector<bool> kept(keys_.end(), false);
   int64_t added = 0;
@@ -246,7 +258,7 @@ void SpillFile::Transfer(int64_t offset, int64_t bytes, char* to,
 void SpillFile::FailForRoom(int64_t more, int error) const {
   const int64_t keys = keys_.size() + more;
   std::string why = error == 0 ? "" : std::string(": ") + std::strerror(error);
-  if (error == EFBIG) {
+  if (error == kLimit) {
     why = ": max_bytes is " + std::to_string(settings_.max_bytes);
   }
   throw SpillError(settings_.owner + ": its spill in '" + settings_.folder +
