@@ -39,7 +39,7 @@ CONTENDERS = (
     *("memory", "files", "prefetch", "keys", "spill", "spill_prefetch"),
     *("memmap", "rocksdb"),
 )
-# The bytes that a key takes, with its place, whether its row is in memory or not.
+# The bytes that a key takes, with its place, wherever its row is.
 KEY_BYTES = 48
 RATE, INITIAL = 0.1, 0.1
 EXPONENT = 1.05

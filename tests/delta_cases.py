@@ -1,5 +1,7 @@
 """What tests of deltas share: layers of many tables, steps, the comparison."""
 
+import tempfile
+
 import numpy as np
 import tensorflow as tf
 
@@ -17,15 +19,23 @@ OPTIMIZERS = {
     "row_wise": lambda: tfrs_embed.optimizers.RowWiseAdagrad(0.3),
 }
 DTYPES = ("float32", "bfloat16")
-PLACEMENTS = ("row", "column", "table", "replicated", "hot rows", "keys")
+PLACEMENTS = (
+    *("row", "column", "table", "replicated", "hot rows", "keys"),
+    "spill",
+)
+KEYED = ("keys", "spill")
 
 
 def make_layer(placement, rows=ROWS):
     """A layer with a table of each optimizer and dtype, and a small one.
 
-    Keys are evicted; "one" is one device's placement.
+    Keys are evicted, for good or to a file; "one" is one device's placement.
     """
     options = {}
+    if placement == "spill":
+        rows = rows * 2 // 3
+        folder = tfrs_embed.FileStorage(tempfile.gettempdir())
+        options["keys"] = tfrs_embed.DynamicKeys(spill=folder)
     if placement == "keys":
         options["keys"] = tfrs_embed.DynamicKeys(
             eviction="lru",
@@ -34,11 +44,11 @@ def make_layer(placement, rows=ROWS):
         )
     elif placement == "hot rows":
         options.update(placement="row", hot_rows=range(0, rows, 3))
-    elif placement != "one":
+    elif placement not in ("one", "spill"):
         options["placement"] = placement
     features = {}
     for i, (name, optimizer) in enumerate(OPTIMIZERS.items()):
-        for dtype in DTYPES if placement != "keys" else DTYPES[:1]:
+        for dtype in DTYPES[:1] if placement in KEYED else DTYPES:
             table = tfrs_embed.TableConfig(
                 f"{name}_{dtype}",
                 rows,

@@ -29,9 +29,9 @@ from tfrs_embed.configs.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.configs.file_storage import FileStorage
 from tfrs_embed.configs.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.configs.placement import Placement, TablePlacement
-from tfrs_embed.configs.file_storage import FileStorage
 from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.gradients.passes import no_updates

@@ -3,20 +3,23 @@
 import pytest
 import tensorflow as tf
 
-from delta_cases import PLACEMENTS, check_chain
+from delta_cases import KEYED, PLACEMENTS, check_chain
 from plans import on
 
 
 @on("mirrored:2", "workers:2", tier="nightly")
-@on("mirrored:2", when=lambda placement: placement in ("column", "keys"))
+@on("mirrored:2", when=lambda placement: placement in ("column", *KEYED))
 @on("workers:2", when=lambda placement: placement == "row")
 @on("workers:2", tier="more", when=lambda placement: placement == "keys")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_delta_restores_what_a_full_checkpoint_would(
-    strategy, placement, tmp_path
+    strategy, placement, tmp_path, request
 ):
+    if placement == "spill":
+        request.getfixturevalue("needs_kernels")
     one = tf.distribute.get_strategy()
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    other = placement if placement in ("keys", "replicated") else "one"
+    alike = placement in (*KEYED, "replicated")
+    other = placement if alike else "one"
     others = [] if several else [(one, other)]
     check_chain(strategy, placement, tmp_path, others, background=not several)

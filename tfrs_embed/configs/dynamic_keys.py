@@ -211,7 +211,8 @@ class DynamicKeys:
     def _check_spill(self, spill: FileStorage) -> None:
         if not isinstance(spill, FileStorage):
             raise TypeError(
-                f"DynamicKeys: spill must be a FileStorage or None, got {spill!r}."
+                "DynamicKeys: spill must be a FileStorage or None, got "
+                f"{spill!r}."
             )
         grows = self.when_full == "grow" and self.max_rows is None
         if self.eviction is None or self.when_full == "error" or grows:

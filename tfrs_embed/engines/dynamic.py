@@ -150,8 +150,9 @@ class DynamicEngine(OneDeviceEngine):
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
         for group, there in found:
-            spilled = there.spilled
-            places = spilled and group.split(spilled.index, bags)
+            spilled, places = there.spilled, {}
+            if spilled is not None:
+                places = group.split(spilled.index, bags)
             for i, rows in group.split(there.rows, bags).items():
                 table = group.group.tables.index(self.features[i].table)
                 version = there.versions[table : table + 1]

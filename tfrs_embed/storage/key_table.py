@@ -335,7 +335,7 @@ class KeyTable(KeyTables):
         return None if missed.numpy().any() else keys.numpy()
 
     def statistics(self) -> np.ndarray:
-        """Returns counts of the last successful commit, then of all: [12] int64.
+        """Returns counts of the last successful commit, then of all; [12].
 
         Four numbers each: keys admitted, keys evicted, keys that got no row,
         occurrences of keys that had rows before. Then the four of the spill.

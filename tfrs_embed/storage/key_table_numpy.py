@@ -204,7 +204,7 @@ class _Table:
         self._unpublished: list[int] = []
 
     def info(self) -> np.ndarray:
-        """Returns [16]: keys, capacity, rows, statistics, unpublished, zeros."""
+        """Returns the numbers of `KeyTables.info`; there is no spill."""
         sizes = [self._size(), self._capacity, len(self._written)]
         last = [len(self._unpublished), 0, 0, 0, 0]
         return np.concatenate([sizes, self._statistics, last])

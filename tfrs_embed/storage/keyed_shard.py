@@ -132,7 +132,7 @@ class KeyedShard:
         """Sets rows, in memory or in the spill; one scalar is for all."""
         spill, spilled = self.key_table.spill, rows >= SPILLED
         if spill is not None and spilled.any():
-            values = np.asarray(values, self.variables[name].dtype.as_numpy_dtype)
+            values = np.asarray(values, np.float32)
             if values.ndim:
                 spill.write(name, rows[spilled], values[spilled])
                 values = values[~spilled]

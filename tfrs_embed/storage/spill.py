@@ -125,4 +125,3 @@ class Spill:
         operation = getattr(self._operations, f"tfrs_embed_key_tables_{name}")
         with tf.device(self._device):
             return operation([self._handle], *inputs, **attributes)
-
