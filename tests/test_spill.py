@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import tempfile
+import threading
 
 import numpy as np
 import pytest
@@ -403,6 +404,40 @@ def test_prefetch(tmp_path):
                 loss = tf.reduce_sum(each(ids)["f0"] ** 2)
             differentiate(tape, loss, each.trainable_variables)
     assert_equal(layer, other)
+
+
+def test_others_find_all_rows_meanwhile(tmp_path):
+    """A key is always in memory or in the file, for threads that look it up."""
+    layer = make_layer(spilling(tmp_path))
+    layer.build(None)
+    layer.tables["t0"].give_rows(tf.range(KEYS, dtype=tf.int64))
+    expected = look_up(layer)[0][:KEYS]
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = 0.0 * tf.reduce_sum(layer({"f0": ids})["f0"])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    read = tf.function(lambda ids: layer({"f0": ids}, training=False)["f0"])
+    trained, wrong = threading.Event(), []
+
+    def check(seed):
+        rng = np.random.default_rng(seed)
+        while not trained.is_set():
+            ids = rng.integers(0, KEYS, 50)
+            if (read(tf.constant(ids)).numpy() != expected[ids]).any():
+                wrong.append(ids)
+
+    threads = [threading.Thread(target=check, args=[i]) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for ids in batches(1000):
+        step(tf.constant(ids))
+    trained.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_fork_is_an_error(tmp_path):

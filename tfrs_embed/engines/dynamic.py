@@ -21,7 +21,7 @@ from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
-from tfrs_embed.storage.key_table import Found
+from tfrs_embed.storage.key_table import Found, Spilled
 from tfrs_embed.storage.keyed_shard import KeyedShards
 from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 
@@ -150,19 +150,19 @@ class DynamicEngine(OneDeviceEngine):
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
         for group, there in found:
-            spilled, places = there.spilled, {}
-            if spilled is not None:
-                places = group.split(spilled.index, bags)
+            spilled: dict[int, Spilled] = {}
+            if there.spilled is not None:
+                keys, index, found_there = there.spilled
+                indices = group.split(index, bags)
+                spilled = {
+                    i: Spilled(part, indices[i], found_there)
+                    for i, part in group.split(keys, bags).items()
+                }
             for i, rows in group.split(there.rows, bags).items():
                 table = group.group.tables.index(self.features[i].table)
                 version = there.versions[table : table + 1]
                 vectors = group.tables.shards[table].read(
-                    Found(
-                        rows,
-                        None,
-                        version,
-                        spilled and spilled._replace(index=places[i]),
-                    )
+                    Found(rows, None, version, spilled.get(i))
                 )
                 activations[i] = lookup_ops.combine(
                     widen(vectors), None, bags[i]

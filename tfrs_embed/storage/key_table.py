@@ -72,12 +72,19 @@ class Spilled(NamedTuple):
     """Vectors of keys that are in spills.
 
     Attributes:
+        keys: [n] int64.
         index: [n] int64, each key's vector; 0 for a key that isn't there.
         vectors: [m, dim] float32; the first one belongs to no key.
     """
 
+    keys: tf.Tensor
     index: tf.Tensor
     vectors: tf.Tensor
+
+    def put_into(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Returns vectors, [n, dim], with those that are here in their place."""
+        here = tf.greater(self.index, 0)[:, None]
+        return tf.where(here, tf.gather(self.vectors, self.index), vectors)
 
 
 class Found(NamedTuple):
@@ -129,21 +136,17 @@ class KeyTables:
         self, keys: tf.Tensor, table_of: tf.Tensor | None = None
     ) -> Found:
         """Finds the rows of keys, to read and then `check`."""
-        spilled = None
-        if self._spilled_dim is not None:
-            # First: a key that comes back meanwhile is then found below.
-            spilled = Spilled(
-                *self._run(
-                    "look_up_spilled",
-                    keys,
-                    _given(table_of),
-                    dim=self._spilled_dim,
-                    T=tf.float32,
-                )
-            )
-        with tf.control_dependencies(graphs.here(spilled or [])):
+        if self._spilled_dim is None:
             rows, versions = self._run("find", keys, _given(table_of))
-        return Found(rows, table_of, versions, spilled)
+            return Found(rows, table_of, versions)
+        rows, versions, *spilled = self._run(
+            "look_up_spilled",
+            keys,
+            _given(table_of),
+            dim=self._spilled_dim,
+            T=tf.float32,
+        )
+        return Found(rows, table_of, versions, Spilled(keys, *spilled))
 
     def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns rows with `ABSENT` for stale ones; and how many those are.
@@ -163,21 +166,20 @@ class KeyTables:
         """
         with tf.control_dependencies(graphs.here([vectors])):
             rows, changed = self.check(found)
-        checked: tf.Tensor = tf.cond(
-            changed > 0,
-            lambda: tf.where(
-                tf.equal(rows, found.rows)[:, None],
-                vectors,
-                tf.zeros_like(vectors),
-            ),
-            lambda: vectors,
-        )
-        if found.spilled is None:
-            return checked
-        index, spilled = found.spilled
-        return tf.where(
-            tf.greater(index, 0)[:, None], tf.gather(spilled, index), checked
-        )
+
+        def change() -> tf.Tensor:
+            others = tf.zeros_like(vectors)
+            if found.spilled is not None and self._spilled_dim is not None:
+                # Keys that lost their rows meanwhile are there now.
+                now = self.look_up(found.spilled.keys, found.table_of).spilled
+                others = now.put_into(others)  # type: ignore[union-attr]
+            same = tf.equal(rows, found.rows)[:, None]
+            return tf.where(same, vectors, others)
+
+        checked: tf.Tensor = tf.cond(changed > 0, change, lambda: vectors)
+        if found.spilled is not None:
+            checked = found.spilled.put_into(checked)
+        return checked
 
     def publish(self, versions: tf.Tensor) -> None:
         """Lets a commit's new keys be found, after their rows were written."""

@@ -50,8 +50,10 @@ class ReadAheadSpilledOp : public OpOnTables {
   }
 };
 
-// Looks up keys of several tables in their spills: an index from 1 on among the
-// vectors found, or 0, where the first vector is zeros.
+// Finds rows of keys of several tables, as FindKeysOp does. For keys that have
+// none: an index from 1 on among the vectors found in the tables' spills, or 0,
+// where the first vector is zeros. Nothing changes in between, so that a key is
+// always in one of the two.
 class LookUpSpilledOp : public OpOnTables {
  public:
   explicit LookUpSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
@@ -68,22 +70,33 @@ class LookUpSpilledOp : public OpOnTables {
     TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
     std::vector<int64_t> memory;
     keys = entries.Sorted(keys, &memory);
-    int64_t* index;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &index));
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
+    std::vector<int64_t> versions(tables.size());
+    Tensor* index_out;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(2, TensorShape({entries.total()}), &index_out));
+    int64_t* index = index_out->flat<int64_t>().data();
     std::fill_n(index, entries.total(), 0);
     const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
     std::vector<char> vectors(bytes), record;
     int64_t found = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
-      SpillFile* spill = tables[t]->table.spill();
+      KeyTable& table = tables[t]->table;
+      SpillFile* spill = table.spill();
+      const int64_t begin = entries.begin(t), n = entries.size(t);
+      tensorflow::tf_shared_lock lock(tables[t]->mutex);
+      table.Find(ParallelOn(ctx), keys + begin, n, rows + begin);
+      versions[t] = table.version();
       if (spill == nullptr) continue;
       if (spill->parts()[0] != static_cast<int64_t>(bytes)) {
         return InvalidArgument("A row of a spill has other bytes.");
       }
-      const int64_t begin = entries.begin(t), n = entries.size(t);
-      std::vector<int64_t> places(n);
-      tensorflow::tf_shared_lock lock(tables[t]->mutex);
-      spill->Find(keys + begin, n, places.data());
+      std::vector<int64_t> places(n, 0);
+      for (int64_t i = 0; i < n; ++i) {
+        if (rows[begin + i] != kAbsentRow) continue;
+        places[i] = spill->Find(keys[begin + i]);
+      }
       spill->ReadAhead(places.data(), n);
       for (int64_t i = 0; i < n; ++i) {
         if (places[i] == 0) continue;
@@ -93,10 +106,12 @@ class LookUpSpilledOp : public OpOnTables {
         vectors.insert(vectors.end(), record.begin(), record.begin() + bytes);
       }
     }
+    entries.Unsort(rows);
     entries.Unsort(index);
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, versions));
     Tensor* out;
     TF_RETURN_IF_ERROR(
-        ctx->allocate_output(1, TensorShape({found + 1, dim_}), &out));
+        ctx->allocate_output(3, TensorShape({found + 1, dim_}), &out));
     std::memcpy(out->data(), vectors.data(), vectors.size());
     return absl::OkStatus();
   }
@@ -271,6 +286,8 @@ TFRS_ON_SPILLED("ReadAheadSpilled")
 TFRS_ON_SPILLED("LookUpSpilled")
     .Input("keys: int64")
     .Input("table_of: int32")
+    .Output("rows: int64")
+    .Output("versions: int64")
     .Output("index: int64")
     .Output("vectors: T")
     .Attr("dim: int >= 1")
@@ -279,7 +296,9 @@ TFRS_ON_SPILLED("LookUpSpilled")
       int64_t dim;
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
       c->set_output(0, c->input(c->num_inputs() - 2));
-      c->set_output(1, c->Matrix(c->kUnknownDim, dim));
+      c->set_output(1, c->Vector(c->num_inputs() - 2));
+      c->set_output(2, c->input(c->num_inputs() - 2));
+      c->set_output(3, c->Matrix(c->kUnknownDim, dim));
       return absl::OkStatus();
     });
 
