@@ -22,8 +22,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import compared_keys
 import kernel_cases as cases
-from tfrs_embed import kernels
+from tfrs_embed import FileStorage, kernels
 from tfrs_embed.kernels import files, handle_packs
+from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules
+from tfrs_embed.storage.key_table import KeyTable
+from tfrs_embed.storage.spill import SpillSettings
 
 DIMS = [*range(1, 20), 31, 32, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
 
@@ -400,6 +403,61 @@ def try_mapped(rng, folder):
         raise AssertionError(f"no error: {rows + 1} rows of {dim + 1}")
 
 
+def try_spill(rng, folder):
+    """Keys that lose their rows to others, and have them again."""
+    capacity, dim = int(rng.integers(1, 40)), int(2 ** rng.uniform(0, 11))
+    rules = KeyRules(
+        capacity, capacity, 1, policy=rng.choice(["lru", "lfu"]), evicts=True
+    )
+    variables = {
+        "parameters": tf.Variable(tf.zeros([FIRST_ROW + capacity, dim])),
+        "sums": tf.Variable(tf.zeros([FIRST_ROW + capacity])),
+    }
+    settings = SpillSettings("t", FileStorage(folder), variables, None)
+    table = KeyTable(rules, None, settings)
+    known = {}
+    for step in range(1, 30):
+        size = rng.integers(1, capacity + 1)
+        keys = rng.choice(4 * capacity, size, False)
+        given = table.commit(
+            tf.constant(keys), None, tf.zeros([size], tf.int64), step
+        )
+        for variable in variables.values():
+            shape = [len(given.new_rows), *variable.shape[1:]]
+            variable.scatter_update(
+                tf.IndexedSlices(tf.zeros(shape), given.new_rows)
+            )
+        table.spill.fetch(given.new_keys, given.new_rows, False)
+        table.publish(given.versions)
+        for name, variable in variables.items():
+            found = tf.gather(variable, given.rows).numpy()
+            for key, row in zip(keys.tolist(), found, strict=True):
+                np.testing.assert_array_equal(row, known.get((key, name), 0))
+            new = rng.normal(size=found.shape).astype(np.float32)
+            variable.scatter_update(tf.IndexedSlices(new, given.rows))
+            for key, row in zip(keys.tolist(), new, strict=True):
+                known[key, name] = row
+        if rng.random() < 0.1:
+            gone = rng.choice(4 * capacity, 3).tolist()
+            table.remove(gone)
+            for key in gone:
+                for name in variables:
+                    known.pop((key, name), None)
+        if rng.random() < 0.1:
+            live = table.live()
+            order = rng.permutation(len(live.keys))
+            spilled = [k for k in order if live.rows[k] >= SPILLED]
+            rows = live.rows[spilled]
+            for name in variables:
+                for key, row in zip(
+                    live.keys[spilled].tolist(),
+                    table.spill.read(name, rows),
+                    strict=True,
+                ):
+                    np.testing.assert_array_equal(row, known[key, name])
+    assert int(table.size()) == len(known) // 2
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -423,6 +481,7 @@ def main():
             try_runs(rng)
             with tempfile.TemporaryDirectory() as folder:
                 try_mapped(rng, pathlib.Path(folder))
+                try_spill(rng, folder)
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

@@ -93,8 +93,12 @@ def compile_race(compiler, scratch):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: build._run([*command, *job]), jobs))
     program = scratch / "race"
-    keys = files.SOURCES / "key_table.cc"
-    source = [f"-I{files.SOURCES}", str(HERE / "race.cc"), str(keys)]
+    keys = ("key_table.cc", "spill_file.cc")
+    source = [
+        f"-I{files.SOURCES}",
+        str(HERE / "race.cc"),
+        *(str(files.SOURCES / name) for name in keys),
+    ]
     objects = [job[-1] for job in jobs]
     build._run([*command, *source, *objects, "-pthread", "-o", str(program)])
     return program

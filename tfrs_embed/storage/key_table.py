@@ -82,7 +82,7 @@ class Spilled(NamedTuple):
     vectors: tf.Tensor
 
     def put_into(self, vectors: tf.Tensor) -> tf.Tensor:
-        """Returns vectors, [n, dim], with those that are here in their place."""
+        """Returns vectors, [n, dim], with those that are here in place."""
         here = tf.greater(self.index, 0)[:, None]
         return tf.where(here, tf.gather(self.vectors, self.index), vectors)
 
@@ -126,7 +126,7 @@ class KeyTables:
     def info(self) -> tf.Tensor:
         """Returns the numbers of each table, [tables, 16] int64.
 
-        A table's numbers are: keys, capacity, physical rows, the first eight of
+        A table's numbers are: keys, capacity, physical rows, the eight of
         `KeyTable.statistics`, unpublished commits; and of its spill: keys,
         bytes, and how many rows were written to it and have come back.
         """
@@ -337,12 +337,16 @@ class KeyTable(KeyTables):
         return None if missed.numpy().any() else keys.numpy()
 
     def statistics(self) -> np.ndarray:
-        """Returns counts of the last successful commit, then of all; [12].
+        """Returns counts of the last successful commit, then of all: [8] int64.
 
         Four numbers each: keys admitted, keys evicted, keys that got no row,
-        occurrences of keys that had rows before. Then the four of the spill.
+        occurrences of keys that had rows before.
         """
-        return np.delete(self.info().numpy()[0, 3:], 8)
+        return self.info().numpy()[0, 3:11]
+
+    def of_spill(self) -> np.ndarray:
+        """Returns the four numbers of the spill that `info` has."""
+        return self.info().numpy()[0, SPILL_KEYS:]
 
     def moment(self) -> tuple[int, ...]:
         """Returns numbers that change when keys get or lose rows.

@@ -171,8 +171,12 @@ class KeyedRows:
         return np.max(self._gather(found), 0)
 
     def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, [12] int64."""
-        here = [shard.key_table.statistics() for shard in self.shards]
+        """Returns the sums of all shards' statistics, and of their spills'.
+
+        [12] int64: see `KeyTable.statistics` and `of_spill`.
+        """
+        tables = [shard.key_table for shard in self.shards]
+        here = [np.append(t.statistics(), t.of_spill()) for t in tables]
         return np.sum(self._gather(here), 0)
 
     def moment(self) -> list[tuple[int, ...]]:
