@@ -192,6 +192,17 @@ class TableFiles:
             [variable.handle for variable in variables], rows
         )
 
+    def pages_in_memory(
+        self, variables: Sequence[tf.Variable], rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Counts the pages of rows, and those in memory, [2] int64.
+
+        The arguments are those of `read_ahead`.
+        """
+        return self._operations.tfrs_embed_pages_in_memory(
+            [variable.handle for variable in variables], rows
+        )
+
 
 def in_memory(table: TableSpec) -> tuple[int, int]:
     """Returns how many bytes of a table's files are in memory, and are dirty.
