@@ -242,6 +242,41 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path):
         make_layer(FileStorage(tmp_path / "file")).build(None)
 
 
+def test_a_folder_that_cant_be_written_is_an_error():
+    with pytest.raises(
+        PermissionError, match=r"Table 't': '/sys/files/t/.*' can't have"
+    ):
+        make_layer(FileStorage("/sys/files")).build(None)
+
+
+def test_a_file_that_cant_be_mapped_is_an_error(tmp_path):
+    """Addresses lack here, as a network file system may lack mmap."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * 4096
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    layer = make_layer(FileStorage(tmp_path), rows=2**26)  # 2 GiB.
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, before[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"'t': '.*' can't be mapped .*memory"
+        ):
+            layer.build(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert not (folder_of(tmp_path) / "parameters").exists()
+
+
+def test_a_killed_process_may_leave_no_more_than_a_folder(tmp_path):
+    folder_of(tmp_path).mkdir(parents=True)
+    for name in ("lock", "table.json.new"):
+        (folder_of(tmp_path) / name).touch()
+    make_layer(FileStorage(tmp_path)).build(None)
+    gc.collect()
+    (folder_of(tmp_path) / "table.json").write_text("mine")
+    with pytest.raises(ValueError, match="of another table: mine, not"):
+        make_layer(FileStorage(tmp_path)).build(None)
+
+
 def test_without_kernels_it_is_an_error(tmp_path):
     with (
         kernels.disabled(),
