@@ -5,7 +5,9 @@ import dataclasses
 import gc
 import json
 import os
+import pathlib
 import resource
+import signal
 import subprocess
 import sys
 
@@ -136,6 +138,10 @@ test.train(layer, 2, seed=9)
 print("trained", flush=True)
 if sys.argv[4] == "kill":
     os.kill(os.getpid(), 9)
+if sys.argv[4] == "cut":
+    file = test.folder_of(test.pathlib.Path(sys.argv[2])) / "parameters"
+    os.truncate(file, 4096)
+    test.train(layer)
 sys.stdin.read()
 """
 
@@ -167,6 +173,11 @@ def test_a_killed_process_is_restored_from_its_checkpoint(tmp_path, caplog):
     assert "rows that an earlier process left" in caplog.text
     tf.train.Checkpoint(layer=layer).read(f"{tmp_path}/saved").assert_consumed()
     assert_equal(layer, other)
+
+
+def test_a_file_that_is_cut_short_ends_the_process(tmp_path):
+    """Missing rows are no zeros."""
+    assert start(tmp_path, "cut").wait() == -signal.SIGBUS
 
 
 def test_two_processes_dont_share_files(tmp_path):
