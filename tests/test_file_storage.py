@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import json
 import os
-import pathlib
 import resource
 import signal
 import subprocess
@@ -127,7 +126,7 @@ def test_a_table_is_assigned_values_of_its_shape_alone(tmp_path):
 
 
 KILLED = """
-import sys, os
+import sys, os, pathlib
 sys.path.insert(0, sys.argv[1])
 import test_file_storage as test
 import tensorflow as tf
@@ -139,7 +138,7 @@ print("trained", flush=True)
 if sys.argv[4] == "kill":
     os.kill(os.getpid(), 9)
 if sys.argv[4] == "cut":
-    file = test.folder_of(test.pathlib.Path(sys.argv[2])) / "parameters"
+    file = test.folder_of(pathlib.Path(sys.argv[2])) / "parameters"
     os.truncate(file, 4096)
     test.train(layer)
 sys.stdin.read()
@@ -387,6 +386,11 @@ def test_statistics_tell_what_disks_do(tmp_path, strategy):
     assert "This process, a step: " in str(report)
     assert report.to_dict()["disk"] == dataclasses.asdict(report.disk)
     assert make_layer(None).statistics().disk is None
+    keys = tfrs_embed.DynamicKeys(spill=FileStorage(tmp_path / "spill"))
+    with strategy.scope():
+        layer = make_layer(None, keys=keys)
+    train(layer)
+    assert layer.statistics().disk is not None
 
 
 def test_small_tables_are_in_files_too(tmp_path):

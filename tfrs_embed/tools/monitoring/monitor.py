@@ -139,8 +139,8 @@ class TableMonitor:
         if step is None:
             own = self._layer.step
             step = 0 if own is None else int(np.asarray(own.numpy()))
-        in_files = any(states[n].spec.storage is not None for n in self._names)
-        disk = _disk(step, self._disk) if in_files else None
+        on_disk = any(states[name].spec.has_files for name in self._names)
+        disk = _disk(step, self._disk) if on_disk else None
         counted: dict[str, LookupReport] = {}
         if batches is not None:
             counted = lookups.lookup_statistics(self._layer, batches)
@@ -148,7 +148,7 @@ class TableMonitor:
             self._measure(states[name], step, counted.get(name))
             for name in self._names
         ]
-        if in_files:
+        if on_disk:
             self._disk = _disk(step)
         return StatisticsReport(
             self._layer.name, step, tuple(tables), self._replicas(), disk

@@ -228,7 +228,8 @@ class StatisticsReport(Mapping[str, TableReport]):
         step: the number of the step after which the tables were measured.
         tables: the tables' statistics.
         replicas: this process's replicas, if they share the tables' rows.
-        disk: the process's use of disks, if a table is in files.
+        disk: the process's use of disks, if a table, or what it evicts, is in
+            files.
     """
 
     layer: str

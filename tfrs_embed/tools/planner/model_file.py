@@ -6,7 +6,8 @@ import dataclasses
 import pathlib
 
 from tfrs_embed.compat import strict_json
-from tfrs_embed.configs.tables import FeatureConfig, FileStorage, TableConfig
+from tfrs_embed.configs.file_storage import FileStorage
+from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.configs.types import CommunicationDtype
 from tfrs_embed.tools.planner.planning import ZIPF_EXPONENT
 
