@@ -1,6 +1,7 @@
 """Times training steps of a table that is larger than memory.
 
     sudo python benchmarks/storage.py --folder /on/the/disk --times 4
+    sudo python benchmarks/storage.py --folder /on/the/disk --growth
 
 Each contender trains a table of --rows rows of --dim float32 with Adagrad, by
 batches of the same ids, in a process of its own. All but "memory" are in a
@@ -19,9 +20,14 @@ own and a --times-th of the table's with its slots. They go in turns:
 
 Ids are Zipf-distributed, with --order "rank" numbered by how frequent they are
 (as vocabularies made by counting are), with "random" by no order; or uniform.
+
+--growth measures "memory" and "prefetch" for 1, 2, 4 and 8 times the memory, by
+Zipf (rank) and uniform ids, SGD and Adagrad, 16 and 128 wide. All tables have
+the bytes of --rows and --dim with Adagrad.
 """
 
 import argparse
+import itertools
 import json
 import mmap
 import os
@@ -43,6 +49,8 @@ CONTENDERS = (
 KEY_BYTES = 48
 RATE, INITIAL = 0.1, 0.1
 EXPONENT = 1.05
+#: Slots by the optimizer's name.
+SLOTS = {"sgd": 0, "adagrad": 1}
 
 
 def parse():
@@ -54,6 +62,7 @@ def parse():
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4096, help="ids of a step")
+    parser.add_argument("--optimizer", choices=SLOTS, default="adagrad")
     parser.add_argument("--times", type=float, default=4)
     parser.add_argument(
         "--order", choices=("rank", "random", "uniform"), default="rank"
@@ -63,9 +72,14 @@ def parse():
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10, help="of a turn")
+    parser.add_argument("--growth", action="store_true", help="see above")
     # A process's own.
     parser.add_argument("--contender", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    others = {*args.contenders} - {"memory", "files", "prefetch"}
+    if args.optimizer == "sgd" and others:
+        parser.error(f"{sorted(others)} have Adagrad only.")
+    return args
 
 
 def batches(args):
@@ -85,14 +99,14 @@ def batches(args):
         yield ids if args.order == "rank" else ids * 2_654_435_761 % args.rows
 
 
-def limit(args):
+def limit(args, times):
     """The memory of a contender with a limit, beside the process's own."""
-    return 2 * args.rows * args.dim * 4 / args.times
+    return (1 + SLOTS[args.optimizer]) * args.rows * args.dim * 4 / times
 
 
 def rows_in_memory(args):
     """How many rows of a table with a spill are in memory."""
-    return int(limit(args) / 2 / (2 * args.dim * 4 + KEY_BYTES))
+    return int(limit(args, args.times) / 2 / (2 * args.dim * 4 + KEY_BYTES))
 
 
 def layer_step(args):
@@ -125,7 +139,11 @@ def layer_step(args):
                 keys=keys,
             ),
         ),
-        tf_keras.optimizers.Adagrad(RATE, initial_accumulator_value=INITIAL),
+        tf_keras.optimizers.SGD(RATE)
+        if args.optimizer == "sgd"
+        else tf_keras.optimizers.Adagrad(
+            RATE, initial_accumulator_value=INITIAL
+        ),
         size_threshold=0,
     )
     layer.build(None)
@@ -224,15 +242,25 @@ def rocksdb_step(args):
 class Group:
     """A control group, of either version, in which this process is."""
 
+    ROOT = pathlib.Path("/sys/fs/cgroup")
+    OLD = (ROOT / "memory").is_dir()
+
     def __init__(self):
-        root = pathlib.Path("/sys/fs/cgroup")
-        old = (root / "memory").is_dir()
-        folder = root / "memory" if old else root
-        self._folder = folder / f"tfrs-embed-{os.getpid()}"
-        self._folder.mkdir()
-        name = "memory.limit_in_bytes" if old else "memory.max"
-        self._limit = self._folder / name
-        (self._folder / "cgroup.procs").write_text(str(os.getpid()))
+        folder = self.folder(os.getpid())
+        folder.mkdir(exist_ok=True)  # Of an earlier process of this number.
+        name = "memory.limit_in_bytes" if self.OLD else "memory.max"
+        self._limit = folder / name
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    @classmethod
+    def folder(cls, process):
+        return cls.ROOT / ("memory" * cls.OLD) / f"tfrs-embed-{process}"
+
+    @classmethod
+    def remove(cls, process):
+        """Removes the group of a process that has ended, if it had one."""
+        if cls.folder(process).is_dir():
+            cls.folder(process).rmdir()
 
     def limit(self, number):
         """Limits the memory beyond the process's own, in bytes."""
@@ -242,25 +270,26 @@ class Group:
 
 
 def answer(args):
-    """Answers a number of seconds with a turn's figures."""
+    """Answers a number of seconds, and of times, with a turn's figures."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries' output must not get between the messages.
     group = Group() if args.contender not in ("memory", "keys") else None
     kinds = {"memmap": memmap_step, "rocksdb": rocksdb_step}
     step = kinds.get(args.contender, layer_step)(args)
     step()
-    if group is not None:
-        more = limit(args)
-        if args.contender.startswith("spill"):
-            # These are the process's own already.
-            more -= rows_in_memory(args) * 2 * args.dim * 4
-            more -= args.rows * KEY_BYTES
-        group.limit(more)
     print(json.dumps(None), file=channel, flush=True)
     for line in sys.stdin:
+        duration, times = json.loads(line)
+        if group is not None:
+            more = limit(args, times)
+            if args.contender.startswith("spill"):
+                # These are the process's own already.
+                more -= rows_in_memory(args) * 2 * args.dim * 4
+                more -= args.rows * KEY_BYTES
+            group.limit(more)
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.time()
         steps = 0
-        while time.time() - start < float(line):
+        while time.time() - start < duration:
             step()
             steps += 1
         seconds = time.time() - start
@@ -276,11 +305,11 @@ def answer(args):
 class Process:
     """A contender's process."""
 
-    def __init__(self, contender, folder):
+    def __init__(self, contender, folder, options):
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [
-                *(sys.executable, __file__, *sys.argv[1:]),
+                *(sys.executable, __file__, *sys.argv[1:], *options),
                 *("--contender", contender, "--folder", folder),
             ],
             stdin=subprocess.PIPE,
@@ -291,12 +320,13 @@ class Process:
         )
         self._read()
 
-    def turn(self, seconds):
-        print(seconds, file=self._process.stdin, flush=True)
+    def turn(self, *request):
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()
 
     def close(self):
         self._process.communicate()
+        Group.remove(self._process.pid)
 
     def _read(self):
         line = self._process.stdout.readline()
@@ -307,28 +337,85 @@ class Process:
         return json.loads(line)
 
 
+def measure(args, contenders, times, *options):
+    """Measures contenders in turns.
+
+    Args:
+        args: the arguments.
+        contenders: their names.
+        times: how many times the memory the table takes, one after the other.
+        *options: more arguments of the contenders' processes.
+
+    Returns:
+        By the times and the contender's name, the figures; of "memory" only for
+        the first of the times.
+    """
+    found = {}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        processes = {n: Process(n, folder, options) for n in contenders}
+        for each in times:
+            turns = {n: [] for n in processes if n != "memory" or not found}
+            for name in turns:  # Until the pages in use are there.
+                processes[name].turn(args.seconds, each)
+            for _ in range(args.rounds):
+                for name in turns:
+                    turns[name].append(processes[name].turn(args.seconds, each))
+            for name, figures in turns.items():
+                found[each, name] = {
+                    key: np.median([turn[key] for turn in figures])
+                    for key in figures[0]
+                }
+        for process in processes.values():
+            process.close()
+    return found
+
+
+def growth(args):
+    """Prints how the time of a step grows with the table's size."""
+    times = (1, 2, 4, 8)
+    head = ["ids", "optimizer", "width", "memory", *(f"{n}x" for n in times)]
+    print("|", " | ".join(head), "|")
+    print("|---|---|" + "---:|" * (len(head) - 2))
+    for order, optimizer, dim in itertools.product(
+        ("rank", "uniform"), SLOTS, (16, 128)
+    ):
+        numbers = 2 * args.rows * args.dim
+        rows = numbers // dim // (1 + SLOTS[optimizer])
+        options = {
+            "--order": order,
+            "--optimizer": optimizer,
+            "--dim": dim,
+            "--rows": rows,
+        }
+        found = measure(
+            args,
+            ("memory", "prefetch"),
+            times,
+            *(str(each) for pair in options.items() for each in pair),
+            *("--contenders", "prefetch"),
+        )
+        of_memory = found[1, "memory"]["ms"]
+        of_times = [found[each, "prefetch"]["ms"] for each in times]
+        ms = [f"{each:.2f}" for each in (of_memory, *of_times)]
+        kind = "Zipf" if order == "rank" else order
+        print(
+            "|", " | ".join([kind, optimizer, str(dim), *ms]), "|", flush=True
+        )
+
+
 def main():
     args = parse()
     if args.contender:
         answer(args)
         return
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        processes = {n: Process(n, folder) for n in args.contenders}
-        figures = {name: [] for name in processes}
-        for process in processes.values():
-            process.turn(args.seconds)  # Until the pages in use are there.
-        for _ in range(args.rounds):
-            for name, process in processes.items():
-                figures[name].append(process.turn(args.seconds))
-        for process in processes.values():
-            process.close()
+    if args.growth:
+        growth(args)
+        return
+    found = measure(args, args.contenders, [args.times])
     print("| contender | ms a step | kB read | kB written |")
     print("|---|---:|---:|---:|")
-    for name, turns in figures.items():
-        ms, read, written = (
-            np.median([turn[key] for turn in turns])
-            for key in ("ms", "read", "written")
-        )
+    for (_, name), figures in found.items():
+        ms, read, written = (figures[k] for k in ("ms", "read", "written"))
         print(
             f"| {name} | {ms:.2f} | {read / 1e3:,.0f} | {written / 1e3:,.0f} |"
         )

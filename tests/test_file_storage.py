@@ -1,9 +1,12 @@
 """Tables in files: what the conformance suite doesn't show."""
 
+import ctypes
+import dataclasses
 import gc
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -123,7 +126,7 @@ def test_a_table_is_assigned_values_of_its_shape_alone(tmp_path):
 
 
 KILLED = """
-import sys, os
+import sys, os, pathlib
 sys.path.insert(0, sys.argv[1])
 import test_file_storage as test
 import tensorflow as tf
@@ -134,6 +137,10 @@ test.train(layer, 2, seed=9)
 print("trained", flush=True)
 if sys.argv[4] == "kill":
     os.kill(os.getpid(), 9)
+if sys.argv[4] == "cut":
+    file = test.folder_of(pathlib.Path(sys.argv[2])) / "parameters"
+    os.truncate(file, 4096)
+    test.train(layer)
 sys.stdin.read()
 """
 
@@ -165,6 +172,11 @@ def test_a_killed_process_is_restored_from_its_checkpoint(tmp_path, caplog):
     assert "rows that an earlier process left" in caplog.text
     tf.train.Checkpoint(layer=layer).read(f"{tmp_path}/saved").assert_consumed()
     assert_equal(layer, other)
+
+
+def test_a_file_that_is_cut_short_ends_the_process(tmp_path):
+    """Missing rows are no zeros."""
+    assert start(tmp_path, "cut").wait() == -signal.SIGBUS
 
 
 def test_two_processes_dont_share_files(tmp_path):
@@ -240,6 +252,41 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path):
         make_layer(FileStorage(tmp_path / "file")).build(None)
 
 
+def test_a_folder_that_cant_be_written_is_an_error():
+    with pytest.raises(
+        PermissionError, match=r"Table 't': '/sys/files/t/.*' can't have"
+    ):
+        make_layer(FileStorage("/sys/files")).build(None)
+
+
+def test_a_file_that_cant_be_mapped_is_an_error(tmp_path):
+    """Addresses lack here, as a network file system may lack mmap."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * 4096
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    layer = make_layer(FileStorage(tmp_path), rows=2**26)  # 2 GiB.
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, before[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"'t': '.*' can't be mapped .*memory"
+        ):
+            layer.build(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert not (folder_of(tmp_path) / "parameters").exists()
+
+
+def test_a_killed_process_may_leave_no_more_than_a_folder(tmp_path):
+    folder_of(tmp_path).mkdir(parents=True)
+    for name in ("lock", "table.json.new"):
+        (folder_of(tmp_path) / name).touch()
+    make_layer(FileStorage(tmp_path)).build(None)
+    gc.collect()
+    (folder_of(tmp_path) / "table.json").write_text("mine")
+    with pytest.raises(ValueError, match="of another table: mine, not"):
+        make_layer(FileStorage(tmp_path)).build(None)
+
+
 def test_without_kernels_it_is_an_error(tmp_path):
     with (
         kernels.disabled(),
@@ -268,9 +315,82 @@ def test_statistics_tell_what_is_in_memory(tmp_path):
     layer, other = make_layer(FileStorage(tmp_path)), make_layer(None)
     layer.build(None), other.build(None)
     files = layer.statistics()["t"].files
-    assert 0 < files.dirty <= files.resident <= 2 * ROWS * DIM * 4 + 8192
+    most = 2 * ROWS * DIM * 4 + 8192
+    assert 0 < files.dirty_bytes <= files.resident_bytes <= most
     assert layer.statistics()["t"].bytes == 2 * ROWS * DIM * 4
     assert other.statistics()["t"].files is None
+
+
+def drop_pages(folder):
+    """Takes a table's pages out of memory, as if it were short."""
+    with open("/proc/self/maps") as maps:
+        mappings = [line.split() for line in maps if str(folder) in line]
+    for addresses, *_, path in mappings:
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        size = end - begin
+        with open(path, "r+b") as file:
+            os.fsync(file.fileno())
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), 4)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@on("mirrored:2")
+def test_statistics_tell_which_pages_are_in_memory(tmp_path, strategy):
+    with strategy.scope():
+        layer = make_layer(FileStorage(tmp_path))
+    layer.build(None)
+    # A page of parameters or slots has 128 rows of a device.
+    per_page = 128 * strategy.num_replicas_in_sync
+    ids = np.array([0, per_page, ROWS - 1])
+    batches = [tf.constant(ids[[0, 0, 1]]), tf.constant(ids[[0, 2]])]
+    state = layer.tables["t"]
+    assert state.pages_in_memory(ids) == (6, 6)
+    assert state.pages_in_memory(ids[:0]) == (0, 0)
+    lookups = layer.statistics(batches=batches)["t"].lookups
+    assert lookups.in_memory_share == 1
+    drop_pages(tmp_path)
+    pages, here = state.pages_in_memory(ids)
+    if here:
+        pytest.skip("The file system keeps pages in memory.")
+    assert pages == 6
+    layer(tf.constant(ids[:1]))  # Without slots.
+    assert state.pages_in_memory(ids) == (6, 1)
+    lookups = layer.statistics(batches=batches)["t"].lookups
+    assert lookups.in_memory_share == 2 / 8
+    assert state.pages_in_memory(ids)[1] > 1  # Statistics read rows.
+    plain = make_layer(None).statistics(batches=batches)["t"].lookups
+    assert plain.in_memory_share is None
+
+
+@on("mirrored:2")
+def test_statistics_tell_what_disks_do(tmp_path, strategy):
+    with strategy.scope():
+        layer = make_layer(FileStorage(tmp_path))
+    layer.build(None)
+    monitor = tfrs_embed.monitoring.TableMonitor(layer)
+    assert monitor.measure(step=5).disk.steps == 5
+    drop_pages(tmp_path)
+    _, here = layer.tables["t"].pages_in_memory(np.arange(ROWS))
+    if here:
+        pytest.skip("The file system keeps pages in memory.")
+    monitor.measure(step=6)  # Its own reading is not counted.
+    report = monitor.measure(step=6)
+    assert (report.disk.steps, report.disk.read_bytes) == (0, 0)
+    drop_pages(tmp_path)
+    layer(tf.constant([0, ROWS - 1]))
+    report = monitor.measure(step=8)
+    assert report.disk.steps == 2
+    assert report.disk.read_bytes >= 2 * 4096
+    assert report.disk.page_faults >= 2
+    assert "This process, a step: " in str(report)
+    assert report.to_dict()["disk"] == dataclasses.asdict(report.disk)
+    assert make_layer(None).statistics().disk is None
+    keys = tfrs_embed.DynamicKeys(spill=FileStorage(tmp_path / "spill"))
+    with strategy.scope():
+        layer = make_layer(None, keys=keys)
+    train(layer)
+    assert layer.statistics().disk is not None
 
 
 def test_small_tables_are_in_files_too(tmp_path):

@@ -1146,6 +1146,7 @@ def test_topologies():
         ({"latency": -1}, ValueError),
         ({"message": math.inf}, ValueError),
         ({"shared": 1}, TypeError),
+        ({"disk_iops": 0}, ValueError),
         ({"bandwidth": 1}, TypeError),
     ],
 )
@@ -1244,6 +1245,112 @@ def test_plans_are_immutable():
 # Reports.
 
 
+# Tables in files.
+
+
+def in_files(rows, dim=64, **arguments):
+    """A plan of tables in files, on one replica with 512 MB of memory."""
+    given = {"replicas": 1, "batch_size": 4096, "optimizer": "adagrad"}
+    given |= {"topology": "cpu", "memory_per_replica": 512 * 10**6}
+    storage = tfrs_embed.FileStorage("files")
+    features = features_of(rows, dim, storage=storage)
+    return plan(features, 1, **{**given, **arguments})
+
+
+@pytest.mark.parametrize(
+    "times, exponent, measured",
+    [(2, 1.05, 12), (4, 1.05, 19), (8, 1.05, 30), (4, 0, 206)],
+)
+def test_the_disks_time_is_near_that_of_docs_memory(times, exponent, measured):
+    """Milliseconds beyond a step where all is in memory, read ahead."""
+    memory = 4_000_000 * 64 * 4 * 2 // times
+    made = in_files(
+        [4_000_000], memory_per_replica=memory, zipf_exponent=exponent
+    )
+    assert made.disk_seconds == pytest.approx(measured * 1e-3, rel=0.25)
+    assert made.disk_seconds < made.seconds < made.disk_seconds + 5e-3
+
+
+def test_tables_in_files_take_disk_and_no_memory():
+    made = in_files([1_000_000, 1_000_000], replicas=2)
+    assert [(r.bytes, r.file_bytes) for r in made.per_replica] == [
+        (0, 512 * 10**6),
+        (0, 512 * 10**6),
+    ]
+    assert made.disk_seconds == 0  # All pages fit.
+    assert made.total_bytes == 1024 * 10**6
+    text = str(made)
+    assert ", in files" in text
+    assert re.search(r"^0 +0 B +488.3 MiB ", text, re.M)
+    features = features_of([1_000_000], 64)
+    features |= {
+        "g": FeatureConfig(
+            "g",
+            TableConfig("g", 10**6, 64, storage=tfrs_embed.FileStorage("f")),
+        )
+    }
+    given = {"replicas": 1, "topology": "cpu", "batch_size": 64}
+    both = plan(features, 1, memory_per_replica=256 * 10**6, **given)
+    assert [r.bytes for r in both.per_replica] == [256 * 10**6]
+    assert both.disk_seconds > 0  # Pages have what the other table leaves.
+    with pytest.raises(ValueError, match="don't fit"):
+        plan(features, 1, memory_per_replica=255 * 10**6, **given)
+
+
+@pytest.mark.parametrize("placement", ["row", "table", "column", "replicated"])
+def test_files_are_where_the_table_is(placement):
+    storage = tfrs_embed.FileStorage("files")
+    features = features_of([1000], 8, storage=storage, placement=placement)
+    made = plan(
+        features,
+        1,
+        replicas=2,
+        topology="1xcpu",
+        batch_size=64,
+        memory_per_replica=1000,
+    )
+    sizes = sorted(r.file_bytes for r in made.per_replica)
+    whole = 1000 * 8 * 4
+    assert sizes == {
+        "table": [0, whole],
+        "replicated": [whole, whole],
+    }.get(placement, [whole // 2, whole // 2])
+    # Two hosts have two disks; of either, "cpu" has one.
+    alike = dataclasses.replace(hardware("1xcpu"), replicas_per_host=2)
+    shared = plan(
+        features,
+        1,
+        replicas=2,
+        topology=alike,
+        batch_size=64,
+        memory_per_replica=1000,
+    )
+    more = 1 if placement == "table" else 2
+    assert shared.disk_seconds == pytest.approx(more * made.disk_seconds)
+
+
+def test_a_faster_disk_and_less_skew_and_wider_slots():
+    base = in_files([4_000_000])
+    fast = dataclasses.replace(hardware("cpu"), disk_iops=500_000)
+    assert in_files([4_000_000], topology=fast).disk_seconds == pytest.approx(
+        base.disk_seconds / 10
+    )
+    uniform = in_files([4_000_000], zipf_exponent=0)
+    assert uniform.disk_seconds > 5 * base.disk_seconds
+    # Half of the files, so that half is missing; and one page a row, not two.
+    sgd = in_files([8_000_000], optimizer="sgd", zipf_exponent=0)
+    assert sgd.disk_seconds == pytest.approx(uniform.disk_seconds / 2, rel=0.01)
+    by_row = in_files(
+        [4_000_000], optimizer=tfrs_embed.optimizers.RowWiseAdagrad()
+    )
+    assert by_row.disk_seconds < base.disk_seconds / 2
+
+
+def test_files_need_cpus():
+    with pytest.raises(ValueError, match=r"'t0' has a FileStorage.*'8xA100'"):
+        in_files([1000], topology="8xA100")
+
+
 def test_the_report():
     made = make_plan(memory_per_replica=4_000_000)
     text = str(made)
@@ -1323,6 +1430,21 @@ def test_the_command(tmp_path, capsys):
     same = ["--replicas=4", "--memory=100MB", "--topology=4xH100", "--json"]
     assert command(tmp_path, CONFIG, *same) == 0
     assert Plan.from_json(capsys.readouterr().out) == made
+
+
+def test_the_command_with_files(tmp_path, capsys):
+    config = {
+        **CONFIG,
+        "tables": [{**t, "in_files": True} for t in CONFIG["tables"]],
+    }
+    options = ["--replicas=1", "--topology=cpu", "--memory=50MB", "--json"]
+    seconds = []
+    for more in ([], ["--disk-iops=5000"]):
+        assert command(tmp_path, config, *options, *more) == 0
+        made = Plan.from_json(capsys.readouterr().out)
+        assert [t.in_files for t in made.tables] == [True, True]
+        seconds.append(made.disk_seconds)
+    assert seconds[1] == pytest.approx(10 * seconds[0]) and seconds[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -396,8 +396,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(bundle, "PART_BYTES", NBYTES // 4)
 
 
-def make_layer(optimizer="adagrad", name="ranking"):
-    table = tfrs_embed.TableConfig("movies", ROWS, DIM)
+def make_layer(optimizer="adagrad", name="ranking", **options):
+    table = tfrs_embed.TableConfig("movies", ROWS, DIM, **options)
     return layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("movie", table),
         optimizer,
@@ -420,6 +420,18 @@ def test_a_layer_is_built(tasks, small_blocks, terminal):
     assert {25, 50, 75} <= set(shares(terminal))
     # They are one bar.
     assert terminal.getvalue().count("\n") == 1
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_files_are_filled(tasks, small_blocks, terminal, tmp_path):
+    layer = make_layer(storage=tfrs_embed.FileStorage(tmp_path))
+    layer(tf.constant([1]))
+    [slot] = tmp_path.glob("movies/*/accumulators")
+    assert tasks == [
+        (f"Filling '{slot}'", NBYTES, NBYTES),
+        ("Building table 'movies'", NBYTES, NBYTES),
+    ]
+    assert {25, 50, 75} <= set(shares(terminal))
 
 
 def test_a_checkpoint_is_saved_and_restored(

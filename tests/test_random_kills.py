@@ -30,6 +30,10 @@ def test_the_others_end_and_the_job_goes_on(killer, number):
     check(killer, draw(number, SEED))
 
 
+def test_tables_in_files_of_one_process_go_on(killer):
+    check(killer, Kill("files", 1, 0, "training", 0.5, deltas=True))
+
+
 def test_all_hear_of_a_death_that_only_one_can_see(killer):
     # Worker 0 misses worker 2 and ends; worker 1 would miss worker 0.
     check(killer, Kill("mixed", 3, 2, "building", 0.65))

@@ -166,8 +166,11 @@ def main():
     parser.add_argument("--deltas", action="store_true")
     args = parser.parse_args()
     begin("starting")
-    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    config = json.loads(os.environ["TF_CONFIG"])
+    worker = config["task"]["index"]
+    strategy = tf.distribute.get_strategy()
+    if len(config["cluster"]["worker"]) > 1:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
     begin("building")
     job = Job(strategy, args.placement, args.folder / "tables")
     if args.deltas:

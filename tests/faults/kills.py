@@ -50,12 +50,23 @@ class Kill:
     deltas: bool = False
 
 
-def draw(number, seed):
-    """A kill; those of neighbouring numbers are of different placements."""
+def draw(number, seed, placement=None, workers=None):
+    """A kill; those of neighbouring numbers are of different placements.
+
+    Args:
+        number: the kill's number.
+        seed: the seed of all kills.
+        placement: the placement; None: any.
+        workers: the number of workers; None: any.
+    """
     rng = random.Random(f"{seed}/{number}")
-    workers = WORKERS[(number + number // len(WITH_FILES)) % len(WORKERS)]
+    turn, index = divmod(number, len(WITH_FILES))
+    placement = placement or WITH_FILES[index]
+    # One process is enough for files to differ from memory.
+    some = (1, *WORKERS) if placement == "files" else WORKERS
+    workers = workers or some[turn % len(some)]
     return Kill(
-        placement=WITH_FILES[number % len(WITH_FILES)],
+        placement=placement,
         workers=workers,
         victim=rng.randrange(workers),
         since=rng.choice(["building", "training", "training"]),

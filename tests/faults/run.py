@@ -1,11 +1,13 @@
 """Kills workers of training jobs at random moments, and has the jobs go on.
 
     python tests/faults/run.py [--runs 200] [--seed 1] [--first 0] [--jobs 2]
+    python tests/faults/run.py --placement files --workers 1
 
-Each run trains with tables of one placement on two or three workers, kills one
-of them, and starts the job again. The others must end within 30 seconds with an
-error that names the one that died, and the next job must end with the same
-tables and slots, to the bit, as one that nothing happens to.
+Each run trains with tables of one placement on two or three workers, or with
+tables in files on one, kills one of them, and starts the job again. The others
+must end within 30 seconds with an error that names the one that died, and the
+next job must end with the same tables and slots, to the bit, as one that
+nothing happens to.
 """
 
 import argparse
@@ -22,6 +24,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
+from faults.job import WITH_FILES  # noqa: E402
 from faults.kills import MODULES, Killer, Outcome, draw  # noqa: E402
 from forks import ForkServer  # noqa: E402
 from processes import environment  # noqa: E402
@@ -56,6 +59,8 @@ def main():
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of a run")
+    parser.add_argument("--placement", choices=WITH_FILES, help="[any]")
+    parser.add_argument("--workers", type=int, help="[any]")
     parser.add_argument(
         "--jobs",
         type=int,
@@ -64,7 +69,10 @@ def main():
     )
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
-    kills = [draw(args.first + i, args.seed) for i in range(args.runs)]
+    kills = [
+        draw(args.first + i, args.seed, args.placement, args.workers)
+        for i in range(args.runs)
+    ]
     outcomes = []
     begin = time.monotonic()
     with (

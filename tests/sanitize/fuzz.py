@@ -10,6 +10,7 @@ sanitizers.
 import argparse
 import dataclasses
 import itertools
+import mmap
 import pathlib
 import sys
 import tempfile
@@ -393,6 +394,17 @@ def try_mapped(rng, folder):
         variable.scatter_update(tf.IndexedSlices(tf.ones([1, dim]), [rows - 1]))
         values[-1] = 1
     np.testing.assert_array_equal(variable, values)
+    ids = rng.integers(-9, rows + 9, rng.integers(0, 50))
+    ops.tfrs_embed_read_ahead([variable.handle], ids)
+    pages = {
+        page
+        for first in ids[(ids >= 0) & (ids < rows)] * 4 * dim
+        for page in range(
+            first // mmap.PAGESIZE, -(-(first + 4 * dim) // mmap.PAGESIZE)
+        )
+    }
+    found = ops.tfrs_embed_pages_in_memory([variable.handle], ids)
+    assert found.numpy().tolist() == [len(pages)] * 2  # Just written.
     try:
         ops.tfrs_embed_mapped_rows(
             path=str(path), T=tf.float32, shape=[rows + 1, dim + 1]

@@ -44,6 +44,9 @@ class Hardware:
         operation: seconds that an operation takes to start.
         shared: whether a host's replicas share its memory and cores, as
             processes do on one CPU: the bandwidths are then the host's.
+        disk_iops: random reads and writes of 4 KiB of a host's disk in a
+            second, for tables in files. The default was measured on a virtual
+            machine's disk.
 
     Raises:
         ValueError: a value is out of its range.
@@ -60,6 +63,7 @@ class Hardware:
     message: float = 1e-6
     operation: float = 2.3e-6
     shared: bool = False
+    disk_iops: float = 50_000.0
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -75,11 +79,12 @@ class Hardware:
             "latency",
             "message",
             "operation",
+            "disk_iops",
         ):
             checked = number(
                 getattr(self, field),
                 f"Hardware: {field}",
-                positive=field.endswith("bandwidth"),
+                positive=field.endswith(("bandwidth", "iops")),
             )
             object.__setattr__(self, field, checked)
 

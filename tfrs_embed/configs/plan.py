@@ -57,6 +57,7 @@ class TablePlan:
             optimizer was given, and no slots were counted.
         dtype: the dtype of the rows.
         hot_rows: for "row" the ids of the rows that each replica has a copy of.
+        in_files: whether the table is in files.
 
     Raises:
         ValueError: placement and ranks don't go together.
@@ -75,6 +76,7 @@ class TablePlan:
     optimizer: str
     dtype: str
     hot_rows: tuple[int, ...] = ()
+    in_files: bool = False
 
     def __post_init__(self) -> None:
         """Checks that placement and ranks go together."""
@@ -128,15 +130,17 @@ class ReplicaPlan:
 
     Attributes:
         rank: the replica's rank.
-        bytes: bytes of the replica's tables and slots.
+        bytes: bytes of the replica's tables and slots in memory.
         sent_bytes: bytes sent to other replicas in a training step.
         lookups: rows, and slices of rows, read in a training step.
+        file_bytes: bytes of the replica's files.
     """
 
     rank: int
     bytes: int
     sent_bytes: int
     lookups: float
+    file_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +203,8 @@ class Plan:
         alternatives: other choices, for comparison.
         communication_dtype: the dtype that rows, vectors and gradients are sent
             as.
+        disk_seconds: the part of `seconds` that the disk takes, for pages of
+            tables in files.
 
     Raises:
         ValueError: fields contradict each other.
@@ -216,6 +222,7 @@ class Plan:
     imbalance: float
     alternatives: tuple[PlanAlternative, ...]
     communication_dtype: CommunicationDtype = "float32"
+    disk_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks that the parts are of one plan."""
@@ -296,13 +303,15 @@ def summary(plan: Plan) -> list[str]:
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
     plural = "" if plan.replicas == 1 else "s"
-    sent_as = ""
+    disk = sent_as = ""
+    if plan.disk_seconds:
+        disk = f", {format_seconds(plan.disk_seconds)} of it for the disk"
     if plan.communication_dtype != "float32":
         sent_as = f" as {plan.communication_dtype}"
     return [
         f"Plan for {plan.replicas:,} replica{plural} of {plan.hardware.name}, "
         f"{plan.batch_size:,.6g} samples each, {memory} of tables each",
-        f"Predicted step: {format_seconds(plan.seconds)}, "
+        f"Predicted step: {format_seconds(plan.seconds)}{disk}, "
         f"{format_bytes(plan.sent_bytes)} sent per replica{sent_as}, "
         f"{plan.collectives} collectives, imbalance {plan.imbalance:.2f}",
     ]
@@ -320,7 +329,7 @@ def table_cells(plan: Plan) -> Cells:
             format_bytes(t.bytes),
             f"{t.hotness:.3g}",
             f"{t.unique_share:.1%}",
-            str(t),
+            f"{t}, in files" if t.in_files else str(t),
             t.reason,
         )
         for t in plan.tables
@@ -340,13 +349,17 @@ def table_cells(plan: Plan) -> Cells:
 
 def replica_cells(plan: Plan) -> Cells:
     """Returns a line for each replica, or the least, mean and most of many."""
-    head = ("replica", "memory", "sent", "lookups")
+    files = any(table.in_files for table in plan.tables)
+    head = ("replica", "memory", *["files"] * files, "sent", "lookups")
 
     def line(name: str, replica: Sequence[float]) -> tuple[str, ...]:
         *sizes, lookups = replica
         return name, *map(format_bytes, sizes), f"{lookups:,.0f}"
 
-    values = [(r.bytes, r.sent_bytes, r.lookups) for r in plan.per_replica]
+    values = [
+        (r.bytes, *[r.file_bytes] * files, r.sent_bytes, r.lookups)
+        for r in plan.per_replica
+    ]
     if plan.replicas <= _MOST_REPLICAS:
         lines = [line(str(i), each) for i, each in enumerate(values)]
     else:

@@ -142,6 +142,7 @@ def _warn_of_changes(
         for what, before, now in (
             ("optimizer", was.optimizer, rule_name(own)),
             ("dtype", was.dtype, table.dtype),
+            ("in_files", was.in_files, table.storage is not None),
         ):
             if before != now:
                 changes.append(f"{where}: {what} {now}, planned for {before}.")

@@ -17,6 +17,7 @@ from absl import logging
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
 from tfrs_embed.configs.tables import TableSpec
@@ -84,11 +85,18 @@ class TableFiles:
         assert spec.storage is not None
         self._max_bytes = spec.storage.max_bytes
         self._bytes = 0
-        os.makedirs(self.folder, exist_ok=True)
-        self._lock()
-        self._describe(
-            {"table": spec.name, "dim": spec.dim, "dtype": spec.dtype}
-        )
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            self._lock()
+            self._describe(
+                {"table": spec.name, "dim": spec.dim, "dtype": spec.dtype}
+            )
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{self._where}: '{self.folder}' can't have a table's files: "
+                f"{error.strerror}.",
+            ) from error
 
     def _lock(self) -> None:
         # The lock ends with the process, or when this object is gone.
@@ -107,7 +115,11 @@ class TableFiles:
         path = os.path.join(self.folder, _ABOUT)
         if os.path.exists(path):
             with open(path) as file:
-                found = json.load(file)
+                text = file.read()
+            try:
+                found = json.loads(text)
+            except ValueError:
+                found = text[:80]  # Of another program.
             if found != about:
                 raise ValueError(
                     f"{self._where}: '{self.folder}' has the files of another "
@@ -122,14 +134,17 @@ class TableFiles:
                 self.folder,
             )
             return
-        others = set(os.listdir(self.folder)) - {"lock"}
+        new = f"{_ABOUT}.new"
+        others = set(os.listdir(self.folder)) - {"lock", new}
         if others:
             raise ValueError(
                 f"{self._where}: '{self.folder}' has other files: "
                 f"{sorted(others)[:3]}. Give the table another folder."
             )
-        with open(path, "w") as file:
+        # The process may be killed here, too.
+        with open(os.path.join(self.folder, new), "w") as file:
             json.dump(about, file)
+        os.replace(file.name, path)
 
     def make(
         self,
@@ -142,7 +157,7 @@ class TableFiles:
         """Makes the variable of a file, filled with a number.
 
         Raises:
-            OSError: the disk lacks room.
+            OSError: the disk lacks room, or the file can't be mapped.
         """
         path = os.path.join(self.folder, escape(name, "/\0"))
         size = math.prod(shape) * dtype.size
@@ -168,20 +183,30 @@ class TableFiles:
                     f"{self._where}: '{path}' can't be made, it would have "
                     f"{format_bytes(size)}: {error.strerror}.",
                 ) from error
-        rows = self._operations.tfrs_embed_mapped_rows(
-            path, T=dtype, shape=shape, shared=True
-        )
+        try:
+            rows = self._operations.tfrs_embed_mapped_rows(
+                path, T=dtype, shape=shape, shared=True
+            )
+        except tf.errors.OpError as error:
+            os.remove(path)
+            raise OSError(
+                f"{self._where}: '{path}' can't be mapped into memory; some "
+                f"network file systems can't do that. {error.message}"
+            ) from error
         variable = make_variable(rows, full_name, kind=FileVariable)
         variable.files = self
         del rows  # Else the first update would copy the table.
         if initial:
-            for start, count in blocks(shape, dtype):
-                variable.scatter_update(
-                    tf.IndexedSlices(
-                        tf.fill([count, *shape[1:]], tf.cast(initial, dtype)),
-                        tf.range(start, start + count),
+            with progress.Task("Filling", f"'{path}'", size) as task:
+                for start, count in blocks(shape, dtype):
+                    block = [count, *shape[1:]]
+                    variable.scatter_update(
+                        tf.IndexedSlices(
+                            tf.fill(block, tf.cast(initial, dtype)),
+                            tf.range(start, start + count),
+                        )
                     )
-                )
+                    task.advance(math.prod(block) * dtype.size)
         return variable
 
     def read_ahead(
@@ -189,6 +214,17 @@ class TableFiles:
     ) -> tf.Operation:
         """Begins to read rows, [n] int64, of variables that `make` made."""
         return self._operations.tfrs_embed_read_ahead(
+            [variable.handle for variable in variables], rows
+        )
+
+    def pages_in_memory(
+        self, variables: Sequence[tf.Variable], rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Counts the pages of rows, and those in memory, [2] int64.
+
+        The arguments are those of `read_ahead`.
+        """
+        return self._operations.tfrs_embed_pages_in_memory(
             [variable.handle for variable in variables], rows
         )
 

@@ -194,16 +194,32 @@ class TableState(Trackable, Changing):
 
         Returns the operations that do so.
         """
-        begun = []
+        return [
+            variables[0].files.read_ahead(variables, rows)
+            for variables, rows in self._held_rows(ids)
+        ]
+
+    def pages_in_memory(self, ids: tf.Tensor) -> tuple[int, int]:
+        """Counts the pages of rows and slots in files, and those in memory.
+
+        These are of rows, [n] int32 or int64, that this process holds. A page
+        counts once.
+        """
+        counts = [
+            variables[0].files.pages_in_memory(variables, rows).numpy()
+            for variables, rows in self._held_rows(ids)
+        ]
+        pages, here = np.sum([(0, 0), *counts], 0).tolist()
+        return pages, here
+
+    def _held_rows(
+        self, ids: tf.Tensor
+    ) -> Iterator[tuple[list[Any], tf.Tensor]]:
+        """Yields variables of this process, and the places of rows in them."""
         for part, store in self.sources:
             row, here = part.locate(tf.cast(ids, tf.int64))
             variables = [*store.variables(self.spec.name).values()]
-            begun.append(
-                variables[0].files.read_ahead(
-                    variables, tf.boolean_mask(row, here)
-                )
-            )
-        return begun
+            yield variables, tf.boolean_mask(row, here)
 
     def restored(self, prefix: str | None) -> None:
         """Begins to track anew, when a checkpoint `prefix` is restored."""

@@ -14,6 +14,7 @@ from tfrs_embed.tools.monitoring.lookups import lookup_statistics
 from tfrs_embed.tools.monitoring.monitor import TableMonitor
 from tfrs_embed.tools.monitoring.projector import write_projector
 from tfrs_embed.tools.monitoring.reports import (
+    DiskReport,
     FileReport,
     KeyReport,
     LookupReport,
@@ -23,6 +24,7 @@ from tfrs_embed.tools.monitoring.reports import (
 )
 
 __all__ = [
+    "DiskReport",
     "FileReport",
     "KeyReport",
     "LookupReport",

@@ -74,10 +74,15 @@ def _count(
         valid = np.zeros(len(unique), bool)
     top = top_shares(counts[valid], rows)
     shares = [len(np.unique(ids)) / len(ids) for ids in batches if len(ids)]
+    pages = here = 0
+    if table.storage is not None:
+        found = [state.pages_in_memory(np.unique(ids)) for ids in batches]
+        pages, here = map(sum, zip(*found, strict=True))
     return LookupReport(
         ids=statistics.fmean(len(ids) for ids in batches),
         unique_share=statistics.fmean(shares) if shares else 1.0,
         invalid_share=float(counts[~valid].sum() / max(every.size, 1)),
         top_share=top.get(0.01, 0.0),
         top_shares=top,
+        in_memory_share=here / pages if pages else None,
     )

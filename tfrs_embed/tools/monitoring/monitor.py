@@ -14,6 +14,7 @@ from tfrs_embed.storage.dynamic_table import DynamicTable
 from tfrs_embed.storage.table_state import TableState
 from tfrs_embed.tools.monitoring import lookups, rows
 from tfrs_embed.tools.monitoring.reports import (
+    DiskReport,
     FileReport,
     KeyReport,
     LookupReport,
@@ -26,6 +27,8 @@ from tfrs_embed.tools.monitoring.reports import (
 
 #: The numbers of steps for which the share of idle rows is reported.
 IDLE_STEPS = (1_000, 10_000, 100_000, 1_000_000)
+
+_NO_USE = DiskReport(0, 0, 0, 0)
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,6 +109,7 @@ class TableMonitor:
         self._before: dict[str, _Before] = {}
         # Unique keys and bytes of each replica up to the last report.
         self._traffic: Any = 0
+        self._disk = _NO_USE  # The process's, up to then.
 
     def measure(
         self, step: int | None = None, batches: Any = None
@@ -135,17 +139,19 @@ class TableMonitor:
         if step is None:
             own = self._layer.step
             step = 0 if own is None else int(np.asarray(own.numpy()))
+        on_disk = any(states[name].spec.has_files for name in self._names)
+        disk = _disk(step, self._disk) if on_disk else None
         counted: dict[str, LookupReport] = {}
         if batches is not None:
             counted = lookups.lookup_statistics(self._layer, batches)
+        tables = [
+            self._measure(states[name], step, counted.get(name))
+            for name in self._names
+        ]
+        if on_disk:
+            self._disk = _disk(step)
         return StatisticsReport(
-            self._layer.name,
-            step,
-            tuple(
-                self._measure(states[name], step, counted.get(name))
-                for name in self._names
-            ),
-            self._replicas(),
+            self._layer.name, step, tuple(tables), self._replicas(), disk
         )
 
     def _measure(
@@ -216,6 +222,20 @@ class TableMonitor:
         now = np.array([(t.unique_keys, t.bytes) for t in traffic], np.int64)
         since, self._traffic = (now - self._traffic).tolist(), now
         return tuple(ReplicaReport(i, *each) for i, each in enumerate(since))
+
+
+def _disk(step: int, before: DiskReport = _NO_USE) -> DiskReport:
+    """This process's use of disks until now, after `before`."""
+    # Windows lacks it, and files that are tables.
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return DiskReport(
+        step - before.steps,
+        512 * used.ru_inblock - before.read_bytes,
+        512 * used.ru_oublock - before.written_bytes,
+        used.ru_majflt - before.page_faults,
+    )
 
 
 def _idle_shares(used: np.ndarray, step: int, known: int) -> dict[int, float]:

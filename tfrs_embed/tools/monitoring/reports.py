@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.compat.text_table import value_table
+from tfrs_embed.compat.text_table import format_bytes, value_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,9 @@ class LookupReport:
         top_share: the share of lookups that go to the 1% of the table's rows,
             and at least one row, that are looked up most.
         top_shares: the same for other shares of rows than 1%, by these.
+        in_memory_share: of the pages of files that have the batches' rows and
+            their slots, the share that was in memory before the report; None:
+            the table is not in files.
     """
 
     ids: float
@@ -40,6 +43,7 @@ class LookupReport:
     invalid_share: float
     top_share: float
     top_shares: dict[float, float] = dataclasses.field(default_factory=dict)
+    in_memory_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +83,17 @@ class FileReport:
 
     Example:
         >>> files = tfrs_embed.monitoring.FileReport(2_000_000, 100_000)
-        >>> files.dirty / files.resident
+        >>> files.dirty_bytes / files.resident_bytes
         0.05
 
     Attributes:
-        resident: bytes of the files that are in this process's memory, before
-            the rows were read for the report.
-        dirty: those of them that have changed and aren't written yet.
+        resident_bytes: bytes of the files that are in this process's memory,
+            before the rows were read for the report.
+        dirty_bytes: those of them that have changed and aren't written yet.
     """
 
-    resident: int
-    dirty: int
+    resident_bytes: int
+    dirty_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +180,35 @@ class ReplicaReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class DiskReport:
+    """This process's use of disks, by all of its files.
+
+    The numbers are Linux's (getrusage), since the monitor's last report,
+    without the reading for that report; or, in the first report, since the
+    process began.
+
+    Example:
+        >>> disk = tfrs_embed.monitoring.DiskReport(100, 400_000, 800_000, 7)
+        >>> disk.read_bytes / disk.steps
+        4000.0
+
+    Attributes:
+        steps: the number of steps in this time.
+        read_bytes: bytes read from disks.
+        written_bytes: bytes to be written to disks. Linux counts a page of a
+            mapped file when it changes, for the first time since it was
+            written.
+        page_faults: how often a thread waited for a page to be read (major page
+            faults). Pages that `prefetch` has read are not among them.
+    """
+
+    steps: int
+    read_bytes: int
+    written_bytes: int
+    page_faults: int
+
+
+@dataclasses.dataclass(frozen=True)
 class StatisticsReport(Mapping[str, TableReport]):
     """Statistics of a layer's tables, by the tables' names.
 
@@ -195,12 +228,15 @@ class StatisticsReport(Mapping[str, TableReport]):
         step: the number of the step after which the tables were measured.
         tables: the tables' statistics.
         replicas: this process's replicas, if they share the tables' rows.
+        disk: the process's use of disks, if a table, or what it evicts, is in
+            files.
     """
 
     layer: str
     step: int
     tables: tuple[TableReport, ...]
     replicas: tuple[ReplicaReport, ...] = ()
+    disk: DiskReport | None = None
 
     def __getitem__(self, table: str) -> TableReport:
         for each in self.tables:
@@ -246,7 +282,16 @@ class StatisticsReport(Mapping[str, TableReport]):
             }
             for t in self.tables
         ]
-        return "\n".join(value_table(rows))
+        lines = value_table(rows)
+        if self.disk is not None and self.disk.steps:
+            steps, *counts = dataclasses.astuple(self.disk)
+            read, written, faults = (count / steps for count in counts)
+            lines.append(
+                f"This process, a step: {format_bytes(read)} read and "
+                f"{format_bytes(written)} to write to disks, {faults:,.1f} "
+                "page faults"
+            )
+        return "\n".join(lines)
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

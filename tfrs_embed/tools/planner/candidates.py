@@ -16,6 +16,8 @@ from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 # The ids of a narrower slice cost more than its columns.
 _LEAST_WIDTH = 4
 
+_PAGE = 4096  # Bytes of a page of memory, and of a read of the disk.
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Demand:
@@ -33,6 +35,9 @@ class Demand:
         element: bytes of a number that is sent, the same for all tables.
         number: bytes of a number of a row.
         uncut: whether the optimizer needs whole rows.
+        in_files: whether the table is in files.
+        misses: of the unique ids, the share whose rows are not in memory, but
+            on the disk.
     """
 
     name: str
@@ -46,6 +51,8 @@ class Demand:
     element: int = FLOAT
     uncut: bool = False
     number: int = FLOAT
+    in_files: bool = False
+    misses: float = 0.0
 
     @functools.cached_property
     def row_bytes(self) -> int:
@@ -54,8 +61,21 @@ class Demand:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Bytes of the table and its slots."""
-        return self.rows * self.state_bytes
+        """Bytes of the table and its slots in memory; pages of files aren't."""
+        return 0 if self.in_files else self.rows * self.state_bytes
+
+    @functools.cached_property
+    def disk_pages(self) -> float:
+        """Pages that one replica's ids take from and to the disk in a step.
+
+        A row that isn't in memory takes a page, or more if it is long, and so
+        does its part of each slot of its width. Slots of a number for each row
+        stay in memory. Each page is written, too, since the step changes it.
+        """
+        of_row = max(1.0, self.row_bytes / _PAGE)
+        of_slot = max(1.0, self.dim * FLOAT / _PAGE)
+        pages = of_row + self.slot_numbers // self.dim * of_slot
+        return 2 * self.misses * self.usage.unique * pages
 
     @functools.cached_property
     def state_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -57,6 +58,13 @@ def add_parser(commands: Any) -> None:
         "1.5GiB [all that the hardware has]",
     )
     parser.add_argument(
+        "--disk-iops",
+        type=integer(1),
+        metavar="NUMBER",
+        help="random reads and writes of 4 KiB of a host's disk in a second, "
+        "for tables in files [50,000]",
+    )
+    parser.add_argument(
         "--output",
         type=pathlib.Path,
         metavar="PLAN.json",
@@ -74,12 +82,15 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status, 1 if the tables don't fit."""
     try:
         model = model_file.read(args.config)
+        topology = args.topology
+        if args.disk_iops is not None:
+            topology = dataclasses.replace(topology, disk_iops=args.disk_iops)
         made = plan(
             model.feature_config(),
             {f.name: f.hotness for f in model.features},
             replicas=args.replicas,
             memory_per_replica=args.memory,
-            topology=args.topology,
+            topology=topology,
             optimizer=model.optimizer,
             batch_size=model.batch_size,
             zipf_exponent=model.zipf_exponent,

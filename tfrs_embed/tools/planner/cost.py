@@ -1,7 +1,8 @@
 """The time of a training step's work on tables.
 
-The time is the sum of four: reading and writing rows; starting operations;
-sending bytes; the latency of collectives and messages. The section "The time of
+The time is the sum of five: reading and writing rows; starting operations;
+sending bytes; the latency of collectives and messages; pages of tables in
+files, which the disk reads and writes. The section "The time of
 a step" of docs/planning.md describes the model. The weights are fitted to
 training steps that `benchmarks/fit_planner.py` measured on two CPU cores, so
 they include the effects of caches.
@@ -51,17 +52,18 @@ _OPERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """The four parts of a step's time, in seconds."""
+    """The five parts of a step's time, in seconds."""
 
     memory: float
     operations: float
     transfer: float
     latency: float
+    disk: float
 
     @property
     def seconds(self) -> float:
         """The sum of the parts."""
-        return self.memory + self.operations + self.transfer + self.latency
+        return sum(dataclasses.astuple(self))
 
 
 def _update_passes(demand: Demand) -> float:

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 from tfrs_embed.compat import strict_json
+from tfrs_embed.configs.file_storage import FileStorage
 from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.configs.types import CommunicationDtype
 from tfrs_embed.tools.planner.planning import ZIPF_EXPONENT
@@ -19,6 +20,7 @@ class Table:
     rows: int
     dim: int
     optimizer: str | None = None
+    in_files: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Model:
                 table.rows,
                 table.dim,
                 optimizer=table.optimizer,  # type: ignore[arg-type]
+                storage=FileStorage("files") if table.in_files else None,
             )
             for table in self.tables
         }

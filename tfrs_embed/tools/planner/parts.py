@@ -40,6 +40,8 @@ class Part(NamedTuple):
         work: weighted bytes that each replica reads and writes, as `lookups`.
         operations: the number of operations of each replica.
         exchange: the collectives.
+        disk_pages: pages that each replica's disk reads and writes, as
+            `lookups`.
     """
 
     memory: Any
@@ -47,6 +49,7 @@ class Part(NamedTuple):
     work: Any
     operations: float
     exchange: Exchange
+    disk_pages: Any
 
 
 class _Tables:
@@ -76,8 +79,8 @@ class Rows(_Tables):
         self.memory = np.zeros([members, self.replicas], np.int64)
         # The mean number of keys of each rank, if row 0 is on rank 0.
         self.owned = np.zeros([members, self.replicas])
-        # Lookups, work, operations.
-        self.costs = np.zeros([members, 3])
+        # Lookups, work, operations, pages of the disk.
+        self.costs = np.zeros([members, 4])
         # Bags, words of a bag, floats of a vector, floats of hot rows.
         self.vectors = np.zeros([members, 4], np.int64)
         # The width and the bytes of a number, of rows that are sent.
@@ -85,11 +88,13 @@ class Rows(_Tables):
         for i, demand in enumerate(demands):
             usage, kind = demand.usage, (demand.dim, demand.number)
             base, more = divmod(demand.rows, self.replicas)
-            memory = np.full(self.replicas, base * demand.state_bytes)
-            memory[:more] += demand.state_bytes
+            in_memory = demand.bytes // demand.rows
+            memory = np.full(self.replicas, base * in_memory)
+            memory[:more] += in_memory
             self.memory[i] = memory
             self.owned[i] = demand.share_by_rows * usage.owned
-            self.costs[i] = usage.ids, *cost.of_rows(demand)
+            pages = demand.disk_pages
+            self.costs[i] = usage.ids, *cost.of_rows(demand), pages
             self.vectors[i, :3] = (
                 max((f.most_bags for f in demand.by_vectors), default=0),
                 demand.bag_words,
@@ -101,7 +106,8 @@ class Rows(_Tables):
                 member = len(demands) + i
                 self.memory[member] = memory + demand.hot_bytes
                 self.owned[member] = usage.hot.owned
-                self.costs[member] = usage.ids, *cost.of_hot_rows(demand)
+                hot_cost = cost.of_hot_rows(demand)
+                self.costs[member] = usage.ids, *hot_cost, pages
                 self.vectors[member, 3] = hot_rows.num_floats(
                     len(usage.hot.ids), demand.dim
                 )
@@ -110,7 +116,7 @@ class Rows(_Tables):
     def part(self, members: tuple[int, ...]) -> Part:
         """Returns the part of members, in the order of tables."""
         each = list(members)
-        lookups, work, operations = self.costs[each].sum(0).tolist()
+        lookups, work, operations, pages = self.costs[each].sum(0).tolist()
         *_, words, floats, hot = self.vectors[each].sum(0).tolist()
         bags = int(self.vectors[each, 0].max(initial=0))
         messages = self._messages(members)
@@ -121,7 +127,7 @@ class Rows(_Tables):
         messages += hot_rows.collectives(hot)
         memory = self.memory[each].sum(0)
         exchange = self._exchange(messages)
-        return Part(memory, lookups, work, operations, exchange)
+        return Part(memory, lookups, work, operations, exchange, pages)
 
     def _messages(self, members: tuple[int, ...]) -> list[Collective]:
         """The collectives for keys, rows and their gradients."""
@@ -166,7 +172,7 @@ class Copies(_Tables):
 
     def part(self, members: tuple[int, ...]) -> Part:
         """Returns the part of members."""
-        memory, lookups, work, operations = 0, 0.0, 0.0, 0.0
+        memory, lookups, work, operations, pages = 0, 0.0, 0.0, 0.0, 0.0
         keys: dict[int, float] = {}
         for i in members:
             demand = self.demands[i]
@@ -174,10 +180,12 @@ class Copies(_Tables):
             lookups += demand.usage.ids
             work += self.costs[i][0]
             operations += self.costs[i][1]
+            # Each replica updates the unique rows of all.
+            pages += demand.disk_pages * self.replicas
             most = demand.usage.most_unique
             keys[demand.dim] = keys.get(demand.dim, 0.0) + most
         exchange = self._exchange(data_parallel.collectives(keys, self.element))
-        return Part(memory, lookups, work, operations, exchange)
+        return Part(memory, lookups, work, operations, exchange, pages)
 
 
 class Slices(_Tables):
@@ -196,19 +204,21 @@ class Slices(_Tables):
         self.counts = np.array([count for _, count in tables], np.int64)
         self.widths = [demand.dim // count for demand, count in tables]
         costs = [cost.of_slice(demand, count) for demand, count in tables]
-        # The loads of a rank by one slice of each member, [5, members]: bytes,
-        # lookups, work; words and floats of messages from and to a replica.
+        # The loads of a rank by one slice of each member, [6, members]: bytes,
+        # lookups, work, pages of the disk; words and floats of messages from
+        # and to a replica.
         loads = [
             (
                 demand.bytes // count,
                 demand.usage.ids * self.replicas,
                 work,
+                demand.disk_pages * self.replicas,
                 demand.message_words,
                 cost.slice_floats(demand, count),
             )
             for (demand, count), (work, _) in zip(tables, costs, strict=True)
         ]
-        self.loads = np.array(loads).reshape(-1, 5).T.copy()
+        self.loads = np.array(loads).reshape(-1, 6).T.copy()
         self.operations = np.array([operations for _, operations in costs])
 
     def part(self, owners: Sequence[Owners]) -> Part:
@@ -217,18 +227,18 @@ class Slices(_Tables):
         ranks = np.array([rank for _, ranks in owners for rank in ranks], int)
         each = np.repeat(self.loads[:, members], self.counts[members], axis=1)
         # Sums each load by rank.
-        places = np.arange(5)[:, None] * self.replicas + ranks
-        sums = np.bincount(places.ravel(), each.ravel(), 5 * self.replicas)
-        *loads, words, floats = sums.reshape(5, self.replicas)
+        places = np.arange(6)[:, None] * self.replicas + ranks
+        sums = np.bincount(places.ravel(), each.ravel(), 6 * self.replicas)
+        *loads, words, floats = sums.reshape(6, self.replicas)
         messages: list[Collective] = []
         if members:
             unit = bag_exchange.unit_of(self.widths[m] for m in members)
             messages = bag_exchange.collectives(
                 words.max(), floats.max(), unit, self.element
             )
-        memory, lookups, work = loads
+        memory, lookups, work, pages = loads
         operations = float(self.operations[members].sum())
         exchange = self._exchange(messages)
         return Part(
-            memory.astype(np.int64), lookups, work, operations, exchange
+            memory.astype(np.int64), lookups, work, operations, exchange, pages
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfrs_embed.compat.arguments import integer
@@ -26,7 +27,7 @@ from tfrs_embed.tools.planner.candidates import Demand
 from tfrs_embed.tools.planner.inputs import table_usage
 from tfrs_embed.tools.planner.search import Found, Search, best_of
 from tfrs_embed.tools.planner.shortage import does_not_fit
-from tfrs_embed.tools.planner.usage import TableUsage
+from tfrs_embed.tools.planner.usage import TableUsage, zipf_unique
 
 #: The exponent of the ids in docs/scaling.md.
 ZIPF_EXPONENT = 1.05
@@ -77,7 +78,8 @@ def plan(
             counted and keeps its placement. A table's `hot_rows` are copied
             where a plan predicts that this is faster, or where the table's
             placement is "row". If `hot_rows` is a number, the most frequent ids
-            of the batches are taken.
+            of the batches are taken. Pages of tables with a `FileStorage` have
+            the memory that other tables leave.
         batches_or_hotness: the use of tables. Either a hotness, the number of
             ids of a sample: one number for all features, or a dict with a
             number for each feature, by name or nested as the configuration. Or
@@ -94,9 +96,10 @@ def plan(
             layers take. It decides how many slots tables have. None: tables
             without an optimizer have no slots.
         batch_size: samples of one replica; only with a hotness.
-        zipf_exponent: with a hotness, the exponent of the ids' Zipf law: the
-            frequency of the i-th most frequent id is proportional to
-            1 / i ** exponent. 0: all ids of a table are equally frequent.
+        zipf_exponent: with a hotness, and for tables in files, the exponent of
+            the ids' Zipf law: the frequency of the i-th most frequent id is
+            proportional to 1 / i ** exponent. 0: all ids of a table are equally
+            frequent.
         communication_dtype: the dtype that a layer with this plan sends rows,
             vectors and gradients as: "float32", "bfloat16" or "float16".
         progress: whether to show how many batches were read, as
@@ -112,6 +115,13 @@ def plan(
     """
     spec = configs.parse(feature_config)
     machine = hardware(topology)
+    for table in spec.tables:
+        if table.storage is not None and not machine.shared:
+            raise ValueError(
+                f"Table '{table.name}' has a FileStorage, which needs CPUs: "
+                f"topology '{machine.name}' must be 'cpu', such as '1xcpu', or "
+                "a Hardware with shared=True."
+            )
     if replicas is None:
         if machine.replicas_per_host is None:
             raise ValueError(
@@ -132,6 +142,8 @@ def plan(
         _demand(t, usage[t.name], optimizers[t.name], ELEMENT_SIZES[sent_as])
         for t in spec.tables
     ]
+    if limit is not None:
+        demands = _with_misses(demands, count * limit, zipf_exponent)
     search = Search(demands, machine, limit)
     found = search.move_owners(search.best())
     if found.excess:
@@ -179,7 +191,44 @@ def _demand(
         element=element,
         uncut=uncut is not None,
         number=bytes_of(table),
+        in_files=table.storage is not None,
     )
+
+
+def _with_misses(
+    demands: Sequence[Demand], memory: int, exponent: float
+) -> list[Demand]:
+    """Adds the ids that miss, if files have what tables leave of the memory.
+
+    The same share of each table's rows, the most frequent ones, is in memory.
+    `memory` is that of all replicas.
+    """
+    left = max(0, memory - sum(each.bytes for each in demands))
+    files = sum(d.rows * d.state_bytes for d in demands if d.in_files)
+
+    def misses(demand: Demand) -> float:
+        if not demand.in_files or left >= files:
+            return 0.0
+        rows, ids = demand.rows, demand.usage.ids
+        every, _ = zipf_unique(rows, exponent, ids)
+        here, _ = zipf_unique(rows, exponent, ids, rows * left // files)
+        return 1.0 - here / every if every else 0.0
+
+    return [dataclasses.replace(d, misses=misses(d)) for d in demands]
+
+
+def _file_bytes(found: Found) -> list[int]:
+    """The files' bytes of each replica."""
+    search = found.search
+    sizes = [0] * search.replicas
+    for i, demand in enumerate(search.demands):
+        if demand.in_files:
+            ranks = found.ranks.get(i) or range(search.replicas)
+            copied = found.candidates[i].placement == "replicated"
+            parts = 1 if copied else len(ranks)
+            for rank in ranks:
+                sizes[rank] += -(-demand.rows * demand.state_bytes // parts)
+    return sizes
 
 
 def _plan(
@@ -209,7 +258,7 @@ def _plan(
                 table=table.name,
                 rows=demand.rows,
                 dim=demand.dim,
-                bytes=demand.bytes,
+                bytes=demand.rows * demand.state_bytes,
                 features=tuple(features),
                 hotness=demand.usage.hotness,
                 unique_share=demand.usage.unique_share,
@@ -219,6 +268,7 @@ def _plan(
                 hot_rows=tuple(sorted(hot.ids)) if hot else (),
                 optimizer=rule_name(optimizers[table.name]),
                 dtype=table.dtype,
+                in_files=demand.in_files,
             )
         )
     return Plan(
@@ -228,9 +278,14 @@ def _plan(
         batch_size=samples,
         tables=tuple(tables),
         per_replica=tuple(
-            ReplicaPlan(rank, int(size), sent, float(lookups))
-            for rank, (size, lookups) in enumerate(
-                zip(prediction.memory, prediction.lookups, strict=True)
+            ReplicaPlan(rank, int(size), sent, float(lookups), files)
+            for rank, (size, lookups, files) in enumerate(
+                zip(
+                    prediction.memory,
+                    prediction.lookups,
+                    _file_bytes(found),
+                    strict=True,
+                )
             )
         ),
         seconds=found.seconds,
@@ -249,6 +304,7 @@ def _plan(
             if names[each.choice] == name
         ),
         communication_dtype=sent_as,  # type: ignore[arg-type]
+        disk_seconds=prediction.time.disk,
     )
 
 

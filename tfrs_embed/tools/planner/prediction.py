@@ -56,10 +56,13 @@ def step_time(hardware: Hardware, *parts: Part) -> StepTime:
     replicas = exchanges[0].replicas
     work = sum(part.work for part in parts)
     operations = sum(part.operations for part in parts)
+    on_host = hardware.on_host(replicas)
+    hosts = range(0, replicas, on_host)
+    # A host's replicas share its disk.
+    pages = np.add.reduceat(sum(part.disk_pages for part in parts), hosts)
     if hardware.shared:
-        # A host's replicas share its memory and cores.
-        on_host = hardware.on_host(replicas)
-        work = np.add.reduceat(work, range(0, replicas, on_host))
+        # They share its memory and cores, too.
+        work = np.add.reduceat(work, hosts)
         operations *= on_host
     sent = sum(each.passed_bytes for each in exchanges)
     # One more collective is the consensus on ids.
@@ -71,4 +74,5 @@ def step_time(hardware: Hardware, *parts: Part) -> StepTime:
         transfer=cost.transfer_time(sent, replicas, hardware),
         latency=calls * hardware.levels(replicas) * hardware.latency
         + rounds * (replicas - 1) * hardware.message,
+        disk=float(pages.max()) / hardware.disk_iops,
     )

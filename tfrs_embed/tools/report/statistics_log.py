@@ -18,13 +18,14 @@ _COLUMNS = {
         *("lookups/ids", "lookups/unique_share", "lookups/invalid_share"),
         *("lookups/top_shares", "keys/top_shares"),
     ),
+    "Files": ("files", "lookups/in_memory_share"),
     "Keys": (
         *("keys/size", "keys/capacity", "keys/admitted", "keys/evicted"),
         *("keys/rejected", "keys/hits"),
     ),
 }
 _REPLICAS = {"Replicas": ("unique_keys", "bytes")}
-_LAYERS = {"Imbalance of replicas": ("imbalance",)}
+_LAYERS = {"Imbalance of replicas": ("imbalance",), "Disks": ("disk",)}
 
 # By an object's name, by step.
 _Records = dict[str, dict[int, page.Record]]
