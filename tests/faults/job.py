@@ -71,6 +71,10 @@ def make_tables(placement, folder=None):
         made = [
             table("users", 24, 16, "row", storage=storage),
             table("items", 11, 5, "column", storage=storage),
+            table(
+                *("posts", 24, 4, "auto"),
+                keys=tfrs_embed.DynamicKeys(spill=storage),
+            ),
         ]
     else:
         place = "auto" if placement == "variables" else placement

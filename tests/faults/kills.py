@@ -123,6 +123,8 @@ def read(folder):
             if of_rows and other == f"{table}candidates":
                 by_key = np.argsort(values[other][:, 0])
                 values[other] = values[other][by_key]
+            elif of_rows and other == f"{table}removed":
+                values[other] = np.sort(values[other])
             elif of_rows:
                 values[other] = values[other][order]
     return values
