@@ -52,6 +52,7 @@ def rows_in(hashing, ids, rows=ROWS):
     ],
     ids=["uint8", "int64", "string"],
 )
+@pytest.mark.usefixtures("both_implementations")
 def test_rows_are_those_of_kerass_hashing(ids, salt):
     other = keras.layers.Hashing(1000, salt=salt)(tf.constant(ids))
     [rows] = rows_in(Hash(1000, salt), ids, 2000)

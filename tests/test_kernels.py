@@ -392,6 +392,7 @@ HEADERS = {
     r"std::vector\b": ["<vector>"],
     r"\bmadvise\b": ["<sys/mman.h>"],
     r"absl::StrCat\b": ['"absl/strings/str_cat.h"'],
+    r"absl::string_view\b": ['"absl/strings/string_view.h"'],
     r"absl::(Ok)?Status\b": ['"absl/status/status.h"'],
 }
 

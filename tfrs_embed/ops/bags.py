@@ -207,6 +207,31 @@ def bag_of_id(
     )
 
 
+def bags_of_ids(
+    splits: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns each id's bag, [n] int32, for several features at once.
+
+    It takes some twenty operations for all features, where `bag_of_id` takes
+    seven for each.
+    """
+    num_splits, num_ids = num_rows(splits), num_rows(ids)
+    first_ids = tf.cumsum(num_ids, exclusive=True)
+    joined = tf.concat(splits, 0) + repeat(first_ids, num_splits)
+    # Bags of all features, and one without ids between each two of them.
+    bags = bag_of_id(joined)
+    bags -= repeat(tf.cumsum(num_splits, exclusive=True), num_ids)
+    found: list[tf.Tensor] = tf.split(bags, num_ids, num=len(ids))
+    return found
+
+
+def repeat(values: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Returns each value as often as its length says, [sum of lengths]."""
+    # `tf.repeat` takes memory for as many as the largest length for each.
+    part = bag_of_id(tf.concat([[0], tf.cumsum(lengths)], 0))
+    return tf.gather(values, part)
+
+
 def sum_by_segment(
     rows: tf.Tensor,
     indices: tf.Tensor,
@@ -223,6 +248,13 @@ def sum_by_segment(
         num_segments: scalar int32.
         constants: the call's.
     """
+    if tf.get_static_value(num_segments):
+        return tf.raw_ops.SparseSegmentSumWithNumSegments(
+            data=rows,
+            indices=indices,
+            segment_ids=segment_ids,
+            num_segments=num_segments,
+        )
     # One more segment, cut off again: TensorFlow's kernel for GPUs raises an
     # error for none, as in an empty batch.
     total = tf.raw_ops.SparseSegmentSumWithNumSegments(

@@ -15,7 +15,7 @@ from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
 from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.messages import Route
-from tfrs_embed.ops.stock import Stock
+from tfrs_embed.ops.stock import Salt, Stock
 from tfrs_embed.ops.stored_table import StoredTable
 from tfrs_embed.ops.update import PARAMETERS, TableUpdate
 from tfrs_embed.optimizers.rules import RULES, UpdateRule
@@ -47,6 +47,11 @@ class Compiled(Stock):
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         return _require(self._module, features, ids)
+
+    def hash_ids(
+        self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
+    ) -> list[tf.Tensor]:
+        return _hash_ids(self._module, ids, buckets, salts)
 
     def lookup(
         self,
@@ -250,6 +255,16 @@ class Portable(Stock):
             ids,
         )
 
+    def hash_ids(
+        self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
+    ) -> list[tf.Tensor]:
+        stock = super().hash_ids
+        return self._call(
+            lambda ids: stock(ids, buckets, salts),
+            lambda ids: _hash_ids(self._module, ids, buckets, salts),
+            [ids],
+        )
+
     def lookup(
         self,
         tables: Sequence[tf.Variable],
@@ -379,6 +394,15 @@ def _require(
         ids=ids,
         rows=[feature.table.vocabulary_size for feature in features],
         names=[str(feature) for feature in features],
+    )
+
+
+def _hash_ids(
+    module: Any, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
+) -> list[tf.Tensor]:
+    numbers = [number for salt in salts for number in salt or ()]
+    return module.tfrs_embed_hash(
+        ids=ids, N=len(salts), buckets=buckets, salts=numbers
     )
 
 

@@ -10,7 +10,9 @@ from tfrs_embed.ops.bags import (
     BaggedIds,
     Constants,
     concat,
+    num_rows,
     number_evenly,
+    repeat,
     sum_by_segment,
 )
 
@@ -118,6 +120,10 @@ def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
     [size, *others] = {b.bag_size for b in bags}
     if size is not None and not others:
         return number_evenly(ids // size, size)
+    if Constants().shared:
+        firsts = tf.cumsum(tf.stack([b.count for b in bags]), exclusive=True)
+        numbers = concat([b.bag_of_id() for b in bags])
+        return numbers + repeat(firsts, num_rows([b.ids for b in bags]))
     numbers = []
     first = tf.constant(0)
     for b in bags:

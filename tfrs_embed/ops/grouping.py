@@ -14,6 +14,7 @@ from tfrs_embed.ops.bags import (
     BaggedIds,
     Constants,
     bag_of_id,
+    bags_of_ids,
     id_dtype,
     map_bag_sizes,
 )
@@ -29,10 +30,36 @@ def group(
     With `bare`, weights and scales are left out.
     """
     scales = {} if bare else _scales_of_splits(parsed, layouts.shared)
+    bags = _bags_of_splits(parsed, layouts, bare)
     return [
-        _group(each, layouts, bare, scales.get(i))
+        _group(each, layouts, bare, scales.get(i), bags.get(i))
         for i, each in enumerate(parsed)
     ]
+
+
+def _bags_of_splits(
+    parsed: Sequence[ParsedIds], layouts: Layouts, bare: bool
+) -> dict[int, tf.Tensor]:
+    """Returns each id's bag, [n] int32, where operations need it.
+
+    The keys are the ids' positions in `parsed`.
+    """
+    compiled = backend.of(None, training=True).compiled
+    places = [
+        i
+        for i, each in enumerate(parsed)
+        if each.splits is not None
+        and not each.may_be_absent
+        and (not compiled or (each.weights is not None and not bare))
+    ]
+    ids = [parsed[i].ids for i in places]
+    splits: list[Any] = [parsed[i].splits for i in places]
+    if layouts.shared and len(places) > 1:
+        return dict(zip(places, bags_of_ids(splits, ids), strict=True))
+    return {
+        place: bag_of_id(each, tf.size(its_ids), layouts)
+        for place, each, its_ids in zip(places, splits, ids, strict=True)
+    }
 
 
 def _scales_of_splits(
@@ -74,8 +101,11 @@ def _group(
     layouts: Layouts,
     bare: bool,
     scale: tf.Tensor | None,
+    bag: tf.Tensor | None,
 ) -> BaggedIds:
-    ids, bag = parsed.ids, parsed.bag_ids
+    """Groups a feature's ids; `bag` is each id's if the splits are given."""
+    ids = parsed.ids
+    bag = parsed.bag_ids if bag is None else bag
     weights = None if bare else parsed.weights
     splits = parsed.splits
     if weights is not None and parsed.kept is not None:
@@ -96,9 +126,6 @@ def _group(
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
     compiled = backend.of(None, training=True).compiled
-    if splits is not None and (not compiled or weights is not None):
-        # Computed once for all operations that need it.
-        bag = bag_of_id(splits, tf.size(ids), layouts)
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(table))

@@ -1,4 +1,4 @@
-"""Rows of hashed features' ids, in TensorFlow's operations."""
+"""Rows of hashed features' ids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import tensorflow as tf
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.hashing import Hash, QuotientRemainder
 from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.ops import backend
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
 
 def parts(
-    parsed: ParsedIds, invalid_ids: str, checks: Checks
+    parsed: ParsedIds, invalid_ids: str, checks: Checks, training: bool
 ) -> list[ParsedIds]:
     """Splits a feature's ids into the ids of its `bagged` features.
 
@@ -31,7 +32,7 @@ def parts(
     absent = padding(feature, parsed.ids)
     if not hashings.takes_any_id(hashing):
         absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
-    made = rows(feature, parsed.ids, absent)
+    made = rows(feature, parsed.ids, absent, training)
     # Hashing makes no other -1.
     may_be_absent = hashing.padding_value is not None or (
         invalid_ids == "zero" and not hashings.takes_any_id(hashing)
@@ -72,37 +73,35 @@ def parts(
 
 
 def rows(
-    feature: FeatureSpec, ids: tf.Tensor, absent: tf.Tensor | None = None
+    feature: FeatureSpec,
+    ids: tf.Tensor,
+    absent: tf.Tensor | None = None,
+    training: bool = False,
 ) -> list[tf.Tensor]:
     """Returns the rows of a hashed feature's ids, integers or strings.
 
     The result has for each of the feature's lookups int64 of the ids' shape, -1
-    where `absent` is true.
+    where `absent` is true. `training` tells whether this is part of a training
+    step, which is never exported.
     """
     hashing, size = feature.hashing, feature.table.vocabulary_size
     assert hashing is not None
-    text = ids
-    if hashings.takes_any_id(hashing):
-        text = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
 
-    def bucket(buckets: int, salt: Any) -> tf.Tensor:
-        if salt is None:
-            return tf.strings.to_hash_bucket_fast(text, buckets)
-        return tf.strings.to_hash_bucket_strong(text, buckets, key=list(salt))
+    def hash_ids(buckets: int, *salts: Any) -> list[tf.Tensor]:
+        return backend.of(None, training).hash_ids(ids, buckets, salts)
 
     if isinstance(hashing, QuotientRemainder):
         collisions = hashings.num_collisions(hashing, size)
-        category = (
-            bucket(hashing.num_categories, hashing.salt)
-            if hashing.hashed
-            else tf.cast(ids, tf.int64)
-        )
+        if hashing.hashed:
+            [category] = hash_ids(hashing.num_categories, hashing.salt)
+        else:
+            category = tf.cast(ids, tf.int64)
         made = [category % collisions, collisions + category // collisions]
+    elif isinstance(hashing, Hash):
+        made = hash_ids(hashing.buckets or size, hashing.salt)
     else:
-        salts: Any = (
-            [hashing.salt] if isinstance(hashing, Hash) else hashing.salts
-        )
-        made = [bucket(hashing.buckets or size, salt) for salt in salts]
+        salts: Any = hashing.salts
+        made = hash_ids(hashing.buckets or size, *salts)
     if absent is None:
         return made
     nothing = tf.constant(-1, tf.int64)

@@ -64,7 +64,7 @@ def to_bags(
             each.max_bag_size = input_shape.width
         # Every key is valid.
         each.may_be_absent = invalid_ids == "zero" and each.is_number
-        parsed += hashed_rows.parts(each, invalid_ids, checks)
+        parsed += hashed_rows.parts(each, invalid_ids, checks, training)
     layouts = Layouts()
     validate(parsed, invalid_ids, checks, training, layouts)
     return group(parsed, layouts)

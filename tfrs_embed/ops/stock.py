@@ -21,6 +21,9 @@ from tfrs_embed.ops.update import (
     update_unique,
 )
 
+#: A key of SipHash; None: FarmHash.
+Salt = tuple[int, int] | None
+
 
 class Stock:
     """TensorFlow's operations, on any device; kernels replace some of them.
@@ -52,6 +55,21 @@ class Stock:
     def inside(self, row: id_range.Row) -> tf.Tensor:
         """Returns which ids are in their tables, for each id or feature."""
         return row.valid()
+
+    def hash_ids(
+        self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
+    ) -> list[tf.Tensor]:
+        """Returns a hash in [0, buckets) of the ids' texts for each salt.
+
+        The hashes are int64 of the shape of the ids, integers or strings.
+        """
+        text = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
+        return [
+            tf.strings.to_hash_bucket_fast(text, buckets)
+            if salt is None
+            else tf.strings.to_hash_bucket_strong(text, buckets, list(salt))
+            for salt in salts
+        ]
 
     def row_gradients(
         self, contributions: GradientContributions
