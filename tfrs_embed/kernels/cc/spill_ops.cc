@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "key_table_op.h"
 
 namespace tfrs_embed {
