@@ -117,7 +117,9 @@ class DistributedEmbedding(TableLayer):
         dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
         and sparse ids have a row for each vector. A sequence feature gives
         [batch, max_sequence_length, dim], with a Keras mask of the positions
-        that hold an id. All in the layer's compute dtype.
+        that hold an id. With combiner=None ids are not combined: ragged and
+        sparse ones, and lists of rows, give a RaggedTensor [batch, None, dim],
+        dense ones their shape + [dim]. All in the layer's compute dtype.
 
     Raises:
         ValueError: a setting is out of range or not supported, or two tables
