@@ -217,10 +217,7 @@ def product(output, gradient):
     if not is_ragged(output):
         return tf.reduce_sum(output * gradient)
     gradient = tf.RaggedTensor.from_tensor(gradient, output.row_lengths())
-    # Not `output * gradient`: it reads shapes, without which Grappler loses the
-    # order of other features' lookups and updates if the loss is linear.
-    square = tf.matmul(output.values, gradient.values, transpose_a=True)
-    return tf.linalg.trace(square)
+    return tf.reduce_sum(output.values * gradient.values)
 
 
 def trainer(strategy, layer, training=True, mode="function"):
