@@ -173,7 +173,7 @@ def test_rows_of_two_bytes(kind, dtype):
     np.testing.assert_array_equal(found.values, tf.gather(rows, FLAT))
 
 
-def test_rows_in_files(tmp_path):
+def test_rows_in_files(tmp_path, needs_kernels):
     layer = make_layer(table=make_table(storage=FileStorage(tmp_path)))
     before = tables_of(layer)["movies"]
     ids = ragged(HISTORY)
