@@ -65,6 +65,7 @@ class Feature:
     table: str
     max_sequence_length: int = 0
     output_shape: tuple | None = None
+    combiner: str | None = "table"
 
 
 @dataclasses.dataclass
@@ -129,6 +130,14 @@ class Reference:
             cells, num_rows = ids.cells, ids.shape[0]
             weight = None if weights is None else weights.cells.__getitem__
         weight = weight or (lambda key: 1.0)
+        if feature.combiner is None:
+            # Padded; a row has no gaps.
+            rows = [[] for _ in range(num_rows)]
+            for key, v in sorted(cells.items()):
+                rows[key[0]].append([(v, weight(key))])
+            length = max(map(len, rows), default=0)
+            bags = [bag for r in rows for bag in r + [[]] * (length - len(r))]
+            return (num_rows, length), self._without_invalid(feature, bags)
         length = feature.max_sequence_length
         if feature.output_shape is not None and len(feature.output_shape) == 2:
             length = feature.output_shape[1]
@@ -171,8 +180,11 @@ class Reference:
         assert self.invalid_ids == "zero" or valid == bags
         return valid
 
-    def gains(self, combiner, bag):
+    def gains(self, feature, bag):
         """What each id's row is multiplied by in its bag's vector."""
+        combiner = self.tables[feature.table].combiner
+        if feature.combiner is None:
+            combiner = "sum"
         total = {
             "sum": 1.0,
             "mean": sum(w for _, w in bag),
@@ -184,11 +196,12 @@ class Reference:
         """Each feature's activations."""
         outputs = {}
         for name in self.features:
-            table = self.tables[self.features[name].table]
+            feature = self.features[name]
+            table = self.tables[feature.table]
             shape, bags = self.bags(name, ids[name], weights[name])
             vectors = np.zeros((len(bags), table.rows.shape[1]))
             for b, bag in enumerate(bags):
-                gains = self.gains(table.combiner, bag)
+                gains = self.gains(feature, bag)
                 for (i, _), gain in zip(bag, gains, strict=True):
                     vectors[b] += gain * table.rows[i]
             outputs[name] = vectors.reshape(*shape, table.rows.shape[1])
@@ -203,7 +216,7 @@ class Reference:
             gradient = np.asarray(gradients[name], np.float64)
             gradient = gradient.reshape(len(bags), table.rows.shape[1])
             for b, bag in enumerate(bags):
-                gains = self.gains(table.combiner, bag)
+                gains = self.gains(feature, bag)
                 for (i, _), gain in zip(bag, gains, strict=True):
                     row = sums[feature.table].setdefault(
                         i, np.zeros(table.rows.shape[1])

@@ -748,3 +748,41 @@ def test_a_frozen_layer_trains_no_table(how, mode):
         np.testing.assert_array_equal(value.numpy(), before[name])
     layer.trainable = True
     assert layer.trainable_variables
+
+
+@BOTH_IMPLEMENTATIONS
+def test_rows_are_looked_up_before_they_are_updated():
+    table = tfrs_embed.TableConfig("table", ROWS, DIM, "uniform")
+    layer = layers.PartialTPUEmbedding(
+        {
+            name: tfrs_embed.FeatureConfig(name, table)
+            for name in ("known", "unknown")
+        },
+        optimizer="sgd",
+        size_threshold=0,
+    )
+    layer.build(None)
+
+    # The gradient of "known" depends on nothing: its loss is linear, and its
+    # batch is known.
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([2], tf.int64),
+            tf.TensorSpec([None], tf.int64),
+        ]
+    )
+    def step(known, unknown):
+        with tf.GradientTape() as tape:
+            outputs = layer({"known": known, "unknown": unknown}, training=True)
+            loss = tf.add_n(
+                [tf.reduce_sum(v * tf.ones([2, DIM])) for v in outputs.values()]
+            )
+        variables = layer.trainable_variables
+        return outputs, [tf.identity(g) for g in tape.gradient(loss, variables)]
+
+    ids = tf.constant([1, 2], tf.int64)
+    for _ in range(50):
+        before = tables_of(layer)["table"][1:3]
+        outputs, _ = step(ids, ids)
+        for output in outputs.values():
+            np.testing.assert_array_equal(output, before)

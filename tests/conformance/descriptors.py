@@ -35,14 +35,18 @@ KINDS = {
     "sparse_sequence": {"max_sequence_length": 3},
     "ragged_shaped": {"output_shape": (BATCH,)},
     "ragged_positions": {"output_shape": (BATCH, 4)},
+    "ragged_uncombined": {"combiner": None},
+    "sparse_uncombined": {"combiner": None},
 }
+#: The kinds that no program of a TPU takes.
+NOT_ON_TPU = ("ragged_uncombined", "sparse_uncombined")
 #: The options of all kinds.
 OPTIONS = {**KINDS, "bags": {"output_shape": (None,)}}
 #: Those that batches of any size have: large bags are exchanged by vectors.
-UNEVEN = ("dense", "bags", "ragged")
-#: Three for all, where the kinds are not what is tested: tracing features is
+UNEVEN = ("dense", "bags", "ragged", "ragged_uncombined")
+#: Four for all, where the kinds are not what is tested: tracing features is
 #: what most of these tests' time goes to.
-FEW = ("dense", "ragged", "sparse_sequence")
+FEW = ("dense", "ragged", "sparse_sequence", "ragged_uncombined")
 
 
 def dense_shapes(batch=BATCH):

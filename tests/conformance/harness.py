@@ -110,8 +110,8 @@ def build(engine, tables=None, per_table=False, **options):
 
 
 def _feature(name, table, options):
-    """A feature in the class of its table: TensorFlow's, or ours."""
-    if isinstance(table, tpu.TableConfig):
+    """A feature in the class of its table, or ours if only ours has it."""
+    if isinstance(table, tpu.TableConfig) and "combiner" not in options:
         return tpu.FeatureConfig(table, **options)
     options = dict(options)
     if "output_shape" in options:
@@ -208,6 +208,18 @@ def tensors(values):
 # Training.
 
 
+def is_ragged(value):
+    return isinstance(value, tf.RaggedTensor)
+
+
+def product(output, gradient):
+    """The sum of an output times its gradient, which is padded if ragged."""
+    if not is_ragged(output):
+        return tf.reduce_sum(output * gradient)
+    gradient = tf.RaggedTensor.from_tensor(gradient, output.row_lengths())
+    return tf.reduce_sum(output.values * gradient.values)
+
+
 def trainer(strategy, layer, training=True, mode="function"):
     """A function that trains once, on all replicas' batches.
 
@@ -223,12 +235,14 @@ def trainer(strategy, layer, training=True, mode="function"):
     def replica_step(ids, weights, gradients):
         with tf.GradientTape() as tape:
             outputs = layer(ids, weights=weights, training=training)
-            loss = tf.add_n(
-                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
-            )
+            products = [product(outputs[k], gradients[k]) for k in outputs]
+            loss = tf.add_n(products)
         if training:
             differentiate(tape, loss, layer.trainable_variables)
-        return outputs
+        return {
+            name: each.to_tensor() if is_ragged(each) else each
+            for name, each in outputs.items()
+        }
 
     if strategy is tf.distribute.get_strategy():  # TensorFlow's default.
         run = replica_step

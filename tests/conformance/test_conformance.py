@@ -16,6 +16,7 @@ from conformance.descriptors import (
     ENGINES,
     FEW,
     KINDS,
+    NOT_ON_TPU,
     OPTIMIZERS,
     TABLES,
     UNEVEN,
@@ -187,6 +188,13 @@ def cases(device=(), replicas=(), tpu=()):
     found = {"device": device, "tpu": tpu}.get(PLATFORM, replicas)
     if not found:
         return lambda test: None
+    if PLATFORM == "tpu":
+        found = [
+            dataclasses.replace(
+                c, kinds=tuple(k for k in c.kinds if k not in NOT_ON_TPU)
+            )
+            for c in found
+        ]
     if ALL and found is replicas:
         anyhow = [case for case in found if case.kernels is None]
         found = [*(c for c in found if c.kernels is not None), *both(*anyhow)]

@@ -165,6 +165,11 @@ DIFFERENT = {
         lambda: functools.partial(partial, feature={"max_sequence_length": 4}),
         ("Feature 'movie': max_sequence_length", "0", "4"),
     ),
+    "uncombined": (
+        lambda: partial,
+        lambda: functools.partial(partial, feature={"combiner": None}),
+        ("Feature 'movie': combiner", '"table"', "null"),
+    ),
     "output shape": (
         lambda: functools.partial(partial, feature={"output_shape": (8, 2, 3)}),
         lambda: functools.partial(partial, feature={"output_shape": (8, 4, 3)}),

@@ -53,6 +53,7 @@ def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
             "output_shape": feature.output_shape
             and ["batch", *of(feature.output_shape[1:])],
             "sequences": feature.sequences,
+            "combiner": "table" if feature.combined else None,
             "hashing": of(feature.hashing),
         }
         for feature in features

@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -223,6 +223,12 @@ class FeatureConfig:
         hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, which turns
             ids of any range, or strings, into rows of a smaller table. None: an
             id is its row's number.
+        combiner: "table": the table's combiner makes one vector of a row of
+            ragged or sparse ids. None: each id has a vector of its own. Ragged
+            and sparse ids then give a RaggedTensor `[batch, None,
+            embedding_dim]` without padding, dense ids give their shape +
+            `[embedding_dim]`, and weights multiply the vectors. It excludes
+            `output_shape` and `max_sequence_length`. TPUs take dense ids only.
 
     Raises:
         ValueError: a value is out of its range.
@@ -235,6 +241,7 @@ class FeatureConfig:
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
     hashing: Hashing | None = None
+    combiner: Literal["table"] | None = "table"
 
     def __post_init__(self) -> None:
         text(self.name, "A feature's name")
@@ -247,6 +254,14 @@ class FeatureConfig:
             output_shape=_as_shape,
             max_sequence_length=functools.partial(integer, least=0),
         )
+        choice(self.combiner, ("table", None), f"{where}: combiner")
+        for setting in ("output_shape", "max_sequence_length"):
+            value = getattr(self, setting)
+            if self.combiner is None and value:
+                raise ValueError(
+                    f"{where}: combiner=None gives each id a vector, and "
+                    f"excludes {setting}={value}."
+                )
         if self.hashing is not None:
             self._check_hashing(where)
         table: Any = self.table
@@ -376,6 +391,11 @@ class FeatureSpec:
     def input_shape(self) -> tuple[int | None, ...] | None:
         """The declared shape of its ids, or None."""
         return getattr(self.source, "input_shape", None)
+
+    @property
+    def combined(self) -> bool:
+        """Whether a row of ids becomes one vector; else each id does."""
+        return getattr(self.source, "combiner", "table") is not None
 
     @property
     def width(self) -> int:

@@ -16,6 +16,11 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
     declared shapes contradict each other, or the batch can't be divided.
     """
     declared, output = feature.input_shape, feature.output_shape
+    if not feature.combined:
+        batch = (declared or (None,))[0]
+        return dataclasses.replace(
+            feature, batch_size=_of_replica(feature, batch, replicas)
+        )
     if output is None and feature.max_sequence_length:
         output = (None, feature.max_sequence_length)
     elif output is None:
@@ -33,19 +38,25 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
                 f"an output of shape {[*bags, feature.width]}."
             )
         bags = (batch, *bags[1:])
-    batch = bags[0]
+    # Ids are not combined: a row of ragged ids is then a sequence.
+    alone = declared is None or len(declared) == len(output)
+    return dataclasses.replace(
+        combined,
+        batch_size=_of_replica(feature, bags[0], replicas),
+        sequences=alone or feature.max_sequence_length > 0,
+    )
+
+
+def _of_replica(
+    feature: FeatureSpec, batch: int | None, replicas: int
+) -> int | None:
+    """The size of one replica's part of a batch."""
     if batch is not None and batch % replicas:
         raise ValueError(
             f"{feature}: a batch of {batch} can't be divided among {replicas} "
             "replicas."
         )
-    # Ids are not combined: a row of ragged ids is then a sequence.
-    alone = declared is None or len(declared) == len(output)
-    return dataclasses.replace(
-        combined,
-        batch_size=batch and batch // replicas,
-        sequences=alone or feature.max_sequence_length > 0,
-    )
+    return batch and batch // replicas
 
 
 def _common_batch(

@@ -117,7 +117,9 @@ class DistributedEmbedding(TableLayer):
         dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
         and sparse ids have a row for each vector. A sequence feature gives
         [batch, max_sequence_length, dim], with a Keras mask of the positions
-        that hold an id. All in the layer's compute dtype.
+        that hold an id. With combiner=None ids are not combined: ragged and
+        sparse ones, and lists of rows, give a RaggedTensor [batch, None, dim],
+        dense ones their shape + [dim]. All in the layer's compute dtype.
 
     Raises:
         ValueError: a setting is out of range or not supported, or two tables
@@ -177,7 +179,28 @@ class DistributedEmbedding(TableLayer):
         # Keras would convert each number of a list to a tensor.
         if _is_preprocessed(inputs):
             return inputs
-        return self._map_ids(lambda ids, what, *_: to_tensor(ids, what), inputs)
+        structure = self._spec.structure
+        ids = structure.flatten(inputs, "inputs", True)
+        return structure.pack(
+            {
+                i: self._to_tensor(i, each)
+                for i, each in enumerate(ids)
+                if each is not None
+            }
+        )
+
+    def _to_tensor(self, place: int, ids: Any) -> Any:
+        """Converts a feature's ids; a list of rows is ragged if uncombined.
+
+        Else it would be dense if the rows have one length, and so would be
+        the feature's activations.
+        """
+        feature = self._spec.features[place]
+        rows = isinstance(ids, (list, tuple)) and all(
+            isinstance(row, (list, tuple, np.ndarray)) for row in ids
+        )
+        ragged = True if rows and not feature.combined else None
+        return to_tensor(ids, f"{feature}: ids", ragged=ragged)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
@@ -278,7 +301,7 @@ class DistributedEmbedding(TableLayer):
         for i, feature in enumerate(self._spec.features):
             if partial and ids[i] is None:
                 continue
-            ids[i] = to_tensor(ids[i], f"{feature}: ids")
+            ids[i] = self._to_tensor(i, ids[i])
             if flat[i] is not None:
                 # Weights are ragged if the ids are, even with rows of one
                 # length.

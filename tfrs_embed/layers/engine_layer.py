@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
@@ -140,7 +140,8 @@ class EngineLayer(Layer):
                     lookup, residuals, gradients, trigger
                 )
 
-            return activations(vectors, bags, features, dtype), backward
+            outputs = activations(vectors, bags, features, dtype)
+            return _after_all(vectors, outputs), backward
 
         outputs = look_up(kerases.variable(self.gradient_trigger))
         lookup.ended = True
@@ -209,6 +210,27 @@ class EngineLayer(Layer):
             dtype = variable.dtype.as_numpy_dtype
             variable.assign(np.asarray(value).astype(dtype, copy=False))
         self.engine.step.assign(store["step"])
+
+
+def _after_all(
+    vectors: Sequence[tf.Tensor], outputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns outputs that exist once all vectors are looked up.
+
+    Grappler drops an update's control inputs where another path implies them,
+    then bypasses the IdentityN of a custom gradient, by which that path may
+    have gone from one feature to another. A feature whose gradient depends on
+    no value or shape was so looked up after the update, in a function without
+    kernels (TensorFlow 2.16 to 2.21; 2026-11).
+    """
+    if (
+        tf.executing_eagerly()
+        or strategies.in_tpu_replica()
+        or len({id(v.op) for v in vectors}) < 2
+    ):
+        return outputs
+    with tf.control_dependencies([tf.group(*vectors)]):
+        return [tf.identity(output) for output in outputs]
 
 
 def _stored(store: Any, table: str, name: str, variable: Any) -> Any:

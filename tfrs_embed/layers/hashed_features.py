@@ -51,9 +51,15 @@ def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
             "tf.config.set_soft_device_placement(True) they stay on the host, "
             "which hashes them."
         )
-    if hashings.multiplies(feature.hashing) and isinstance(
-        ids, (tf.RaggedTensor, tf.SparseTensor)
-    ):
+    if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        return
+    if not feature.combined:
+        raise ValueError(
+            f"{feature}: with combiner=None each ragged or sparse id has a "
+            "vector, and a TPU's program has to know the number of ids when it "
+            "is traced: give dense ids, or declare a max_sequence_length."
+        )
+    if hashings.multiplies(feature.hashing):
         raise ValueError(
             f"{feature}: its QuotientRemainder multiplies the rows of each id, "
             "and a TPU's program has to know the number of ids when it is "

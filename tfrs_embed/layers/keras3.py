@@ -136,7 +136,9 @@ class _Layer(keras.layers.Layer):
             lambda output: keras.KerasTensor(
                 output.shape,
                 output.dtype.name,
-                ragged=isinstance(output, tf.RaggedTensorSpec),
+                ragged=isinstance(
+                    output, (tf.RaggedTensor, tf.RaggedTensorSpec)
+                ),
             ),
             traced.structured_outputs,
         )

@@ -104,7 +104,8 @@ class PartialTPUEmbedding(TableLayer):
         [batch, dim], combined by the table's combiner. Sequence features, of
         ragged, sparse or dense ids [batch, k], give
         [batch, max_sequence_length, dim], zero padded and cut, with a Keras
-        mask of the positions that hold an id.
+        mask of the positions that hold an id. Ragged and sparse ids of features
+        with combiner=None give a RaggedTensor [batch, None, dim].
         A feature's output_shape overrules this: output_shape + [dim], where
         dense ids of shape output_shape + [k] are combined over k. All in the
         layer's compute dtype.

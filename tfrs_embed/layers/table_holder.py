@@ -67,8 +67,16 @@ class TableHolder(Layer):
 
         Raises:
             ValueError: a table can't have the placement, or the dtype there,
-                that it is configured with.
+                that it is configured with; or a feature's activations are
+                ragged and have a regularizer.
         """
+        for feature in spec.features:
+            if self.activity_regularizer is not None and not feature.combined:
+                raise ValueError(
+                    f"{feature}: with combiner=None activations may be ragged, "
+                    "which Keras's activity_regularizer doesn't take: add a "
+                    "loss of their values to the model."
+                )
         # Imported here, as a program's start needs neither plans nor engines.
         from tfrs_embed.configs.plan_placements import with_plan
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
 from tfrs_embed.ops.lookup import activations
+from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class TableLayer(TableHolder):
             if mask is not None:
                 # Keras passes the mask to the next layers.
                 output._keras_mask = mask
-        return self._pack(called, outputs)
+        return self._pack(called, map(_in_rows, features, called.ids, outputs))
 
     def prefetch(
         self,
@@ -179,7 +180,7 @@ class TableLayer(TableHolder):
         bags = self._to_bags(called, training=False)
         return self._pack(called, _masks(called.features, bags))
 
-    def _pack(self, inputs: _Inputs, values: Sequence[Any]) -> Any:
+    def _pack(self, inputs: _Inputs, values: Iterable[Any]) -> Any:
         """Nests values of the features that a call has."""
         return self._spec.structure.pack(
             dict(zip(inputs.places, values, strict=True))
@@ -317,6 +318,25 @@ class TableLayer(TableHolder):
             for feature, its_bags in zip(bagged, bags, strict=True):
                 require_known(feature, its_bags)
         return bags
+
+
+def _in_rows(feature: FeatureSpec, ids: Any, vectors: tf.Tensor) -> Any:
+    """Returns the activations of a call, from those of its checked ids.
+
+    If the feature isn't combined, vectors of ragged and sparse ids get the rows
+    of the ids.
+    """
+    if feature.combined:
+        return vectors
+    ids = to_tensor(ids, f"{feature}: ids")
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_values(vectors)
+    if not isinstance(ids, tf.SparseTensor):
+        return vectors
+    with tf.control_dependencies([vectors]):  # The indices are checked then.
+        return tf.RaggedTensor.from_value_rowids(
+            vectors, ids.indices[:, 0], ids.dense_shape[0], validate=False
+        )
 
 
 def _masks(

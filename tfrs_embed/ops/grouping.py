@@ -129,8 +129,10 @@ def _group(
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(table))
-    # One id of weight 1: every combiner gives the row itself.
-    single = weights is None and bag_size == 1
+    # One id of weight 1: every combiner gives the row itself. A weight
+    # multiplies the row of an id that isn't combined.
+    alone = weights is None or not parsed.feature.combined
+    single = alone and bag_size == 1
     if table.combiner == "sum" or single or bare:
         scale = None
     elif scale is not None:

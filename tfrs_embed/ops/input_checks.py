@@ -41,6 +41,24 @@ def require_output_shape(
             )
 
 
+def require_splits(
+    feature: FeatureSpec, ids: tf.RaggedTensor, checks: Checks
+) -> None:
+    """Requires row splits to ascend from 0 to the number of values."""
+    splits, count = ids.row_splits, tf.size(ids.values, ids.row_splits.dtype)
+    fits = [splits[:1] == 0, splits[1:] >= splits[:-1], splits[-1:] == count]
+    checks.require(
+        tf.reduce_all(tf.concat(fits, 0)),
+        lambda: message(
+            f"{feature}: the row splits ",
+            splits,
+            " of ragged ids must ascend from 0 to the number of ids, ",
+            count,
+            ".",
+        ),
+    )
+
+
 def sparse_order(
     given: Sequence[tuple[FeatureSpec, tf.SparseTensor]],
 ) -> list[Condition]:

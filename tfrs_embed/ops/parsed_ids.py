@@ -14,6 +14,7 @@ from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
     require_output_shape,
+    require_splits,
     sparse_order,
     weights_like,
 )
@@ -181,6 +182,13 @@ def _parse_rows(
             rows, _ = tf.unstack(tf.cast(ids.dense_shape, tf.int32), num=2)
         checks.require_together(sparse_order, None, (feature, ids))
     weights = weights_like(feature, ids, weights, checks)
+    if not feature.combined:
+        values = ids.values
+        if ragged:
+            require_splits(feature, ids, checks)
+        fixed = values.shape.is_fully_defined()
+        shape = values.shape.as_list() if fixed else tf.shape(values)
+        return ParsedIds(feature, values, None, weights, shape, values.shape)
     wanted, length = feature.output_shape, feature.max_sequence_length
 
     def by_row(shape: Any, static: tf.TensorShape) -> ParsedIds:

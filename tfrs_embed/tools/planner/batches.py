@@ -163,6 +163,8 @@ def read(
     bags = _bags(value, feature, where)
     if feature.max_sequence_length:
         bags = _sequences(bags, feature.max_sequence_length)
+    elif not feature.combined:
+        bags = _alone(bags)
     if bags.values.size:
         _check(bags.values, feature, where, in_range)
     return [bags] if feature.hashing is None else _hashed(bags, feature)
@@ -217,6 +219,16 @@ def _sequences(bags: Bags, length: int) -> Bags:
     return Bags(bags.values[position < length], splits, length, ragged)
 
 
+def _alone(bags: Bags) -> Bags:
+    """The same ids, each with a vector of its own."""
+    lengths = np.diff(bags.splits)
+    return dataclasses.replace(
+        bags,
+        bags_per_sample=int(lengths.max(initial=1)),
+        ragged=len(set(lengths)) > 1,
+    )
+
+
 def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
     """The rows of a hashed feature's lookups."""
     values = bags.values
@@ -230,13 +242,7 @@ def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
         bags, splits=splits, ragged=bags.ragged or not there.all()
     )
     if hashings.multiplies(feature.hashing):
-        # Each id has a vector.
-        lengths = np.diff(splits)
-        kept = dataclasses.replace(
-            kept,
-            bags_per_sample=int(lengths.max(initial=1)),
-            ragged=len(set(lengths)) > 1,
-        )
+        kept = _alone(kept)
     return [
         dataclasses.replace(kept, values=rows.numpy()[there])
         for rows in hashed_rows.rows(feature, ids)

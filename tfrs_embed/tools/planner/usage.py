@@ -166,6 +166,8 @@ def expected_usage(
         bags, length = batch_size, feature.max_sequence_length
         if length:
             bags, each = batch_size * length, min(each, length)
+        elif not feature.combined:
+            bags = math.ceil(batch_size * each)
         elif feature.output_shape is not None:
             bags *= math.prod(d or 1 for d in feature.output_shape[1:])
         used.append(
