@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "key_table_op.h"
 
 namespace tfrs_embed {
