@@ -12,8 +12,7 @@ own and a --times-th of the table's with its slots. They go in turns:
     files       our layer with a FileStorage
     prefetch    the same, and layer.prefetch
     keys        our layer with DynamicKeys, all in memory, without a limit
-    spill       the same with a spill: about half of the memory has rows, the
-                other half the keys of all rows, and pages of the file
+    spill       the same with a spill: memory has all keys, and some rows
     spill_prefetch  the same, and layer.prefetch
     memmap      numpy.memmap, without reading pages ahead, and numpy
     rocksdb     a RocksDB of rows, by rocksdict
@@ -46,7 +45,7 @@ CONTENDERS = (
     *("memmap", "rocksdb"),
 )
 # The bytes that a key takes, with its place, wherever its row is.
-KEY_BYTES = 48
+KEY_BYTES = 64
 RATE, INITIAL = 0.1, 0.1
 EXPONENT = 1.05
 #: Slots by the optimizer's name.
@@ -101,12 +100,23 @@ def batches(args):
 
 def limit(args, times):
     """The memory of a contender with a limit, beside the process's own."""
-    return (1 + SLOTS[args.optimizer]) * args.rows * args.dim * 4 / times
+    return args.rows * row_bytes(args) / times
+
+
+def row_bytes(args):
+    """The bytes of a row and its slots."""
+    return (1 + SLOTS[args.optimizer]) * args.dim * 4
 
 
 def rows_in_memory(args):
-    """How many rows of a table with a spill are in memory."""
-    return int(limit(args, args.times) / 2 / (2 * args.dim * 4 + KEY_BYTES))
+    """How many rows of a table with a spill are in memory.
+
+    All keys are, and a sixth of the memory is left to the file's pages.
+    """
+    memory = 5 / 6 * limit(args, args.times) - args.rows * KEY_BYTES
+    if memory <= 0:
+        sys.exit("A spill's keys need more memory than there is.")
+    return int(memory / row_bytes(args))
 
 
 def layer_step(args):
@@ -276,7 +286,8 @@ def answer(args):
     group = Group() if args.contender not in ("memory", "keys") else None
     kinds = {"memmap": memmap_step, "rocksdb": rocksdb_step}
     step = kinds.get(args.contender, layer_step)(args)
-    step()
+    for _ in range(30):  # Until the process has the memory that it needs.
+        step()
     print(json.dumps(None), file=channel, flush=True)
     for line in sys.stdin:
         duration, times = json.loads(line)
@@ -284,7 +295,7 @@ def answer(args):
             more = limit(args, times)
             if args.contender.startswith("spill"):
                 # These are the process's own already.
-                more -= rows_in_memory(args) * 2 * args.dim * 4
+                more -= rows_in_memory(args) * row_bytes(args)
                 more -= args.rows * KEY_BYTES
             group.limit(more)
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.time()

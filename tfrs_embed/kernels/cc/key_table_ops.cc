@@ -317,8 +317,9 @@ class ExportKeysOp : public OpOnTables {
     }
     SpillFile* spill = candidates_ ? nullptr : resource->table.spill();
     for (int64_t place = 1; spill && place < spill->end(); ++place) {
+      if (!spill->Holds(place)) continue;
       const KeyRecord& record = spill->record(place);
-      if (!record.live() || record.queued()) continue;
+      if (record.queued()) continue;
       keys.push_back(record.key);
       places.push_back(KeyTable::kSpilled + place);
       frequency.push_back(record.frequency);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tfrs_embed {
@@ -21,7 +22,7 @@ constexpr int kLimit = -1;  // An error: max_bytes.
 }  // namespace
 
 SpillFile::SpillFile(const Settings& settings)
-    : settings_(settings), process_(getpid()), keys_(0, 16, 1, false) {
+    : settings_(settings), process_(getpid()), index_(0) {
   for (const int64_t bytes : settings_.parts) {
     offsets_.push_back(record_);
     record_ += bytes;
@@ -47,8 +48,8 @@ std::vector<int64_t> SpillFile::Require(int64_t more) {
   int error = 0;
   while (Available() < more) {
     // Up to half more than is in use, so that segments become empty enough.
-    const int64_t records = live_.size() * segment_;
-    const bool small = records < (keys_.size() + more) * 3 / 2;
+    const int64_t records = segments_.size() * segment_;
+    const bool small = records < (size_ + more) * 3 / 2;
     if (small && error == 0 && (error = Grow(more - Available())) == 0) {
       continue;
     }
@@ -61,7 +62,7 @@ std::vector<int64_t> SpillFile::Require(int64_t more) {
 }
 
 int SpillFile::Grow(int64_t more) {
-  const int64_t here = live_.size(), bytes = segment_ * record_;
+  const int64_t here = segments_.size(), bytes = segment_ * record_;
   const int64_t most = settings_.max_bytes / bytes;
   const int64_t needed = here + (more + segment_ - 1) / segment_;
   // At least a sixteenth more, so that it is seldom done.
@@ -73,18 +74,19 @@ int SpillFile::Grow(int64_t more) {
   const int error = ftruncate(file_, wanted * bytes) == 0 ? 0 : errno;
 #endif
   if (error != 0) return error;
-  live_.resize(wanted, 0);
+  segments_.resize(wanted);
   for (int64_t i = wanted; i-- > here;) free_.push_back(i);
   return 0;
 }
 
 bool SpillFile::Clean(std::vector<int64_t>* moved) {
   int64_t least = present_, left = segment_;
-  if (present_ >= 0) left = live_[present_] + segment_ - filled_;
-  for (int64_t i = 0; i < static_cast<int64_t>(live_.size()); ++i) {
-    if (i == present_ || live_[i] == 0 || live_[i] >= left) continue;
+  if (present_ >= 0) left = segments_[present_].size + segment_ - filled_;
+  for (int64_t i = 0; i < static_cast<int64_t>(segments_.size()); ++i) {
+    const int64_t size = segments_[i].size;
+    if (i == present_ || size == 0 || size >= left) continue;
     least = i;
-    left = live_[i];
+    left = size;
   }
   if (left == segment_) return false;
   std::vector<KeyRecord> keys;
@@ -95,17 +97,11 @@ bool SpillFile::Clean(std::vector<int64_t>* moved) {
     keys.push_back(record(place));
     records.resize(records.size() + record_);
     Read(place, records.data() + records.size() - record_);
-    keys_.Erase(place);
+    Erase(place);
   }
-  live_[least] = 0;
-  if (least == present_) {
-    filled_ = 0;
-  } else {
-    free_.push_back(least);
-  }
+  if (least == present_) filled_ = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const int64_t place = NewPlace();
-    keys_.Insert(place, keys[i]);
+    const int64_t place = Insert(keys[i]);
     std::memcpy(InBuffer(place), records.data() + i * record_, record_);
     moved->push_back(keys[i].key);
   }
@@ -119,9 +115,7 @@ void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
   }
   int64_t place = Find(key.key);
   if (place == 0) {
-    place = NewPlace();
-    keys_.Insert(place, {key.key, key.frequency, key.last_used,
-                         KeyRecord::kLive});
+    place = Insert({key.key, key.frequency, key.last_used, KeyRecord::kLive});
   } else {
     // It has come back and goes again, before its row could be found.
     KeyRecord& here = record(place);
@@ -145,17 +139,15 @@ void SpillFile::Return(int64_t place) {
 
 void SpillFile::Forget(int64_t place) {
   returning_ -= record(place).queued();
-  keys_.Erase(place);
-  const int64_t segment = SegmentOf(place);
-  if (--live_[segment] == 0 && segment != present_) free_.push_back(segment);
+  Erase(place);
 }
 
 void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
   const int64_t n = keys.size();
   if (n > settings_.max_bytes / (segment_ * record_) * segment_) {
-    FailForRoom(n - keys_.size(), kLimit);
+    FailForRoom(n - size_, kLimit);
   }
-  std::vector<bool> kept(keys_.end(), false);
+  std::vector<bool> kept(end(), false);
   int64_t added = 0;
   for (const KeyRecord& key : keys) {
     const int64_t place = Find(key.key);
@@ -169,8 +161,7 @@ void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
   for (const KeyRecord& key : keys) {
     int64_t place = Find(key.key);
     if (place == 0) {
-      place = NewPlace();
-      keys_.Insert(place, {key.key, 0, 0, KeyRecord::kLive});
+      place = Insert({key.key, 0, 0, KeyRecord::kLive});
     }
     KeyRecord& here = record(place);
     here.frequency = key.frequency;
@@ -199,20 +190,42 @@ void SpillFile::CheckProcess() const {
                    "a fork. Make the layer after the fork.");
 }
 
-int64_t SpillFile::NewPlace() {
+int64_t SpillFile::Insert(const KeyRecord& key) {
   if (filled_ == segment_) {
     if (free_.empty()) FailForRoom(1, ENOSPC);
     if (present_ >= 0) {
       const int64_t bytes = buffer_.size();
       Transfer(present_ * bytes, bytes, nullptr, buffer_.data());
-      if (live_[present_] == 0) free_.push_back(present_);
+      const int64_t full = std::exchange(present_, -1);
+      FreeIfEmpty(full);
     }
     present_ = free_.back();
     free_.pop_back();
     filled_ = 0;
   }
-  ++live_[present_];
-  return 1 + present_ * segment_ + filled_++;
+  Segment& segment = segments_[present_];
+  if (segment.keys.empty()) segment.keys.resize(segment_);
+  ++segment.size;
+  const int64_t place = 1 + present_ * segment_ + filled_++;
+  record(place) = key;
+  index_.Reserve(++size_);
+  index_.FindOrInsert(key.key, place);
+  return place;
+}
+
+void SpillFile::Erase(int64_t place) {
+  KeyRecord& key = record(place);
+  index_.Erase(key.key);
+  key.state = 0;
+  --size_;
+  --segments_[SegmentOf(place)].size;
+  FreeIfEmpty(SegmentOf(place));
+}
+
+void SpillFile::FreeIfEmpty(int64_t segment) {
+  if (segment == present_ || segments_[segment].size > 0) return;
+  segments_[segment].keys = {};
+  free_.push_back(segment);
 }
 
 char* SpillFile::InBuffer(int64_t place) {
@@ -256,7 +269,7 @@ void SpillFile::Transfer(int64_t offset, int64_t bytes, char* to,
 }
 
 void SpillFile::FailForRoom(int64_t more, int error) const {
-  const int64_t keys = keys_.size() + more;
+  const int64_t keys = size_ + more;
   std::string why = error == 0 ? "" : std::string(": ") + std::strerror(error);
   if (error == kLimit) {
     why = ": max_bytes is " + std::to_string(settings_.max_bytes);

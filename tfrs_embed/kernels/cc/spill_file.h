@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "key_store.h"
+#include "eviction_order.h"
+#include "key_index.h"
 
 namespace tfrs_embed {
 
@@ -55,24 +56,28 @@ class SpillFile {
   SpillFile& operator=(const SpillFile&) = delete;
 
   // The number of keys, without returning ones.
-  int64_t size() const { return keys_.size() - returning_; }
+  int64_t size() const { return size_ - returning_; }
   // The file's size, and how many rows were written to it and have come back.
-  int64_t bytes() const { return live_.size() * segment_ * record_; }
+  int64_t bytes() const { return segments_.size() * segment_ * record_; }
   int64_t written() const { return written_; }
   int64_t returned() const { return returned_; }
   const std::vector<int64_t>& parts() const { return settings_.parts; }
 
   // A key's place, or 0.
-  int64_t Find(int64_t key) const { return keys_.index().Find(key); }
+  int64_t Find(int64_t key) const { return index_.Find(key); }
   void Find(const int64_t* keys, int64_t n, int64_t* places) const {
-    keys_.index().Find(keys, n, places);
+    index_.Find(keys, n, places);
   }
-  KeyRecord& record(int64_t place) { return keys_.records()[place]; }
-  bool Holds(int64_t place) {
-    return 0 < place && place < keys_.end() && record(place).live();
+  // Of a place that a key has.
+  KeyRecord& record(int64_t place) {
+    return segments_[SegmentOf(place)].keys[(place - 1) % segment_];
   }
   // Behind the last place.
-  int64_t end() const { return keys_.end(); }
+  int64_t end() const { return 1 + segments_.size() * segment_; }
+  // Whether a key has a place from 1 to the end.
+  bool Holds(int64_t place) {
+    return !segments_[SegmentOf(place)].keys.empty() && record(place).live();
+  }
 
   // Makes room on the disk for so many more keys. Returns the keys whose places
   // have changed.
@@ -116,7 +121,10 @@ class SpillFile {
   int Grow(int64_t more);
   // Empties the emptiest segment. Returns false if that makes no room.
   bool Clean(std::vector<int64_t>* moved);
-  int64_t NewPlace();
+  // Gives a key a place, whose record is then in the buffer.
+  int64_t Insert(const KeyRecord& key);
+  void Erase(int64_t place);
+  void FreeIfEmpty(int64_t segment);
   // Where a record is in the buffer; null: it is in the file.
   char* InBuffer(int64_t place);
   // Reads `to`, or writes `from`.
@@ -131,9 +139,16 @@ class SpillFile {
   int64_t segment_;               // A segment's records.
   int file_ = -1;
   int process_;
-  KeyStore keys_;
-  std::vector<int64_t> live_;  // The number of keys in each segment.
+  // Keys by place, and how many of them there are; none if it is empty.
+  struct Segment {
+    std::vector<KeyRecord> keys;
+    int64_t size = 0;
+  };
+
+  KeyIndex index_;
+  std::vector<Segment> segments_;
   std::vector<int64_t> free_;  // Segments without keys.
+  int64_t size_ = 0;
   int64_t present_ = -1;       // The segment that is filled.
   int64_t filled_;
   std::vector<char> buffer_;  // Its records.
