@@ -164,7 +164,9 @@ def layer_step(args):
         output_signature=tf.TensorSpec([args.batch], tf.int64),
     )
     if args.contender.endswith("prefetch"):
-        dataset = layer.prefetch(dataset, batches=8)
+        # Little memory is left to the pages of a spill.
+        batches_ahead = 8 if keys is None else 2
+        dataset = layer.prefetch(dataset, batches=batches_ahead)
     else:
         dataset = dataset.prefetch(8)
 

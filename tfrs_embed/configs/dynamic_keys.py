@@ -157,7 +157,7 @@ class DynamicKeys:
         spill: a `FileStorage` for the rows, slots and counters of keys that are
             evicted: a key that comes back has what it had, instead of an
             initial row. The table's rows in memory are the most used ones; it
-            takes some 50 bytes of memory for each key in the file. It needs
+            takes some 64 bytes of memory for each key in the file. It needs
             kernels, and a CPU. None: what is evicted is gone.
 
     Raises:
