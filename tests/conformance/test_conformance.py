@@ -30,6 +30,7 @@ from conformance.harness import (
     make_step,
     make_steps,
     places_of,
+    product,
     tensors,
     train,
     trainer,
@@ -473,9 +474,8 @@ def test_gradients_of_keras_tables(case, strategy):
     def step(ids, weights):
         with tf.GradientTape() as tape:
             outputs = layer(ids, weights=weights)
-            loss = tf.add_n(
-                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
-            )
+            products = [product(outputs[k], gradients[k]) for k in outputs]
+            loss = tf.add_n(products)
         found = tape.gradient(loss, layer.embedding_tables)
         return {k: tf.convert_to_tensor(g) for k, g in found.items()}
 

@@ -16,13 +16,13 @@ Example:
 from typing import TYPE_CHECKING
 
 from tfrs_embed.checkpoint import saver as saver
-from tfrs_embed.checkpoint.fit_position import FitPosition
 from tfrs_embed.checkpoint.growth import growing_tables
-from tfrs_embed.checkpoint.save_callback import SaveCallback
 from tfrs_embed.compat import lazy
 
 if TYPE_CHECKING:
     from tfrs_embed.checkpoint.delta_manager import DeltaManager
+    from tfrs_embed.checkpoint.fit_position import FitPosition
+    from tfrs_embed.checkpoint.save_callback import SaveCallback
 
 __all__ = [
     "DeltaManager",
@@ -35,5 +35,7 @@ __getattr__ = lazy.importer(
     __name__,
     {
         "tfrs_embed.checkpoint.delta_manager": ("DeltaManager",),
+        "tfrs_embed.checkpoint.fit_position": ("FitPosition",),
+        "tfrs_embed.checkpoint.save_callback": ("SaveCallback",),
     },
 )
