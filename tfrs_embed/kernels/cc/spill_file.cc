@@ -31,9 +31,8 @@ SpillFile::SpillFile(const Settings& settings)
   filled_ = segment_;  // There is none yet.
   buffer_.resize(segment_ * record_);
   std::string path = settings_.folder + "/spill-XXXXXX";
-  file_ = mkstemp(&path[0]);
+  file_ = mkostemp(&path[0], O_CLOEXEC);
   if (file_ < 0) Fail("no file can be made", errno);
-  fcntl(file_, F_SETFD, FD_CLOEXEC);
   unlink(path.c_str());
 #if defined(POSIX_FADV_RANDOM)
   posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);  // Nothing beside a record.
