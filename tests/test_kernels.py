@@ -368,9 +368,6 @@ HEADERS = {
     r"inplace_merge|nth_element|partition|push_heap|pop_heap)\b": [
         "<algorithm>"
     ],
-    r"std::(exception_ptr|current_exception|rethrow_exception)\b": [
-        "<exception>"
-    ],
     r"std::runtime_error\b": ["<stdexcept>"],
     r"\bstrerror\b": ["<cstring>", "<string.h>"],
     r"std::(atomic|memory_order_relaxed)\b": ["<atomic>"],

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -233,18 +232,24 @@ class OpOnTables : public OpKernel {
         1, [](int64_t total, int64_t, const Chunks::Function& fn) {
           if (total > 0) fn(0, total);
         }};
+    // std::exception_ptr needs a newer library than the wheel's.
     std::mutex mutex;
-    std::exception_ptr error;
+    std::string spill_error;
+    bool no_memory = false;
     ParallelFor(ctx, n, kCost * (entries.total() / n),
                 [&](int64_t begin, int64_t end) {
                   try {
                     for (int64_t t = begin; t < end; ++t) work(t, alone);
-                  } catch (...) {
+                  } catch (const SpillError& error) {
                     std::lock_guard<std::mutex> lock(mutex);
-                    error = std::current_exception();
+                    spill_error = error.what();
+                  } catch (const std::bad_alloc&) {
+                    std::lock_guard<std::mutex> lock(mutex);
+                    no_memory = true;
                   }
                 });
-    if (error) std::rethrow_exception(error);
+    if (!spill_error.empty()) throw SpillError(spill_error);
+    if (no_memory) throw std::bad_alloc();
   }
 };
 
