@@ -1,7 +1,7 @@
 """Times training steps of a table that is larger than memory.
 
     sudo python benchmarks/storage.py --folder /on/the/disk --times 4
-    sudo python benchmarks/storage.py --folder /on/the/disk --growth
+    sudo python benchmarks/storage.py --folder /on/the/disk --growth --chart F
 
 Each contender trains a table of --rows rows of --dim float32 with Adagrad, by
 batches of the same ids, in a process of its own. All but "memory" are in a
@@ -22,7 +22,7 @@ Ids are Zipf-distributed, with --order "rank" numbered by how frequent they are
 
 --growth measures "memory" and "prefetch" for 1, 2, 4 and 8 times the memory, by
 Zipf (rank) and uniform ids, SGD and Adagrad, 16 and 128 wide. All tables have
-the bytes of --rows and --dim with Adagrad.
+the bytes of --rows and --dim with Adagrad. --chart draws it (matplotlib).
 """
 
 import argparse
@@ -72,6 +72,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10, help="of a turn")
     parser.add_argument("--growth", action="store_true", help="see above")
+    parser.add_argument("--chart", help="a file for --growth to draw, .svg")
     # A process's own.
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -386,6 +387,7 @@ def measure(args, contenders, times, *options):
 def growth(args):
     """Prints how the time of a step grows with the table's size."""
     times = (1, 2, 4, 8)
+    lines = {}
     head = ["ids", "optimizer", "width", "memory", *(f"{n}x" for n in times)]
     print("|", " | ".join(head), "|")
     print("|---|---|" + "---:|" * (len(head) - 2))
@@ -409,11 +411,40 @@ def growth(args):
         )
         of_memory = found[1, "memory"]["ms"]
         of_times = [found[each, "prefetch"]["ms"] for each in times]
-        ms = [f"{each:.2f}" for each in (of_memory, *of_times)]
         kind = "Zipf" if order == "rank" else order
+        line = lines[kind, optimizer, dim] = [of_memory, *of_times]
+        ms = [f"{each:.2f}" for each in line]
         print(
             "|", " | ".join([kind, optimizer, str(dim), *ms]), "|", flush=True
         )
+    if args.chart:
+        draw(lines, head[3:], args.chart)
+
+
+def draw(lines, labels, path):
+    """Draws times in ms, by (ids, optimizer, width), for each label."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    kinds = dict.fromkeys(kind for kind, _, _ in lines)
+    figure, panels = pyplot.subplots(
+        1, len(kinds), figsize=(9, 3.6), sharey=True, layout="constrained"
+    )
+    for kind, panel in zip(kinds, panels, strict=True):
+        for (ids, optimizer, dim), times in lines.items():
+            if ids == kind:
+                panel.plot(times, "o-", label=f"{optimizer}, {dim} wide")
+        panel.set_title(f"{kind} ids", fontsize=10)
+        panel.set_xticks(range(len(labels)), labels)
+        panel.set_xlabel("the table, in times of the memory", fontsize=8)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("ms a step", fontsize=8)
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main():

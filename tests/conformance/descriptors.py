@@ -38,8 +38,6 @@ KINDS = {
     "ragged_uncombined": {"combiner": None},
     "sparse_uncombined": {"combiner": None},
 }
-#: The kinds that no program of a TPU takes.
-NOT_ON_TPU = ("ragged_uncombined", "sparse_uncombined")
 #: The options of all kinds.
 OPTIONS = {**KINDS, "bags": {"output_shape": (None,)}}
 #: Those that batches of any size have: large bags are exchanged by vectors.
@@ -47,6 +45,11 @@ UNEVEN = ("dense", "bags", "ragged", "ragged_uncombined")
 #: Four for all, where the kinds are not what is tested: tracing features is
 #: what most of these tests' time goes to.
 FEW = ("dense", "ragged", "sparse_sequence", "ragged_uncombined")
+
+
+def on_tpu(kinds):
+    """Those that a TPU's program takes."""
+    return tuple(k for k in kinds if not k.endswith("_uncombined"))
 
 
 def dense_shapes(batch=BATCH):

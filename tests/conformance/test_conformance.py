@@ -16,11 +16,11 @@ from conformance.descriptors import (
     ENGINES,
     FEW,
     KINDS,
-    NOT_ON_TPU,
     OPTIMIZERS,
     TABLES,
     UNEVEN,
     large_and_small,
+    on_tpu,
 )
 from conformance.harness import (
     ONE_STEP,
@@ -190,12 +190,7 @@ def cases(device=(), replicas=(), tpu=()):
     if not found:
         return lambda test: None
     if PLATFORM == "tpu":
-        found = [
-            dataclasses.replace(
-                c, kinds=tuple(k for k in c.kinds if k not in NOT_ON_TPU)
-            )
-            for c in found
-        ]
+        found = [dataclasses.replace(c, kinds=on_tpu(c.kinds)) for c in found]
     if ALL and found is replicas:
         anyhow = [case for case in found if case.kernels is None]
         found = [*(c for c in found if c.kernels is not None), *both(*anyhow)]

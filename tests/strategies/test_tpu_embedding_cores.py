@@ -12,6 +12,7 @@ from conformance.descriptors import (
     Hardware,
     Optimizer,
     large_and_small,
+    on_tpu,
     tpu,
 )
 from conformance.harness import (
@@ -44,7 +45,7 @@ def build_on(strategy, optimizer, kinds=("dense",)):
 @nightly(lambda optimizer: optimizer != "adagrad")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_training(strategy, cores, optimizer):
-    layer, reference = build_on(strategy, optimizer, FEW)
+    layer, reference = build_on(strategy, optimizer, on_tpu(FEW))
     assert set(places_of(layer).values()) == {"TPU embedding core"}
     rng = np.random.default_rng(5)
     step = trainer(strategy, layer)

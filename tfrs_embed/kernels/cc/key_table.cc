@@ -203,7 +203,7 @@ void KeyTable::Publish(int64_t version) {
     for (const int64_t key : returning_[i].second) {
       const int64_t place = spill_->Find(key);
       // It may have been removed, or have gone again.
-      if (place != 0 && spill_->record(place).queued()) spill_->Forget(place);
+      if (place != 0 && spill_->Returning(place)) spill_->Forget(place);
     }
     returning_.erase(returning_.begin() + i);
     break;

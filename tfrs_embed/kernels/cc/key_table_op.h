@@ -26,6 +26,13 @@ namespace tfrs_embed {
 
 using tensorflow::ResourceHandle;
 
+// An operation's definition, which its other inputs and outputs follow.
+#define TFRS_ON_TABLES(name)               \
+  REGISTER_OP("TfrsEmbedKeyTables" name)   \
+      .Attr("N: int >= 1")                 \
+      .Input("tables: N * resource")       \
+      .SetIsStateful()
+
 class KeyTableResource : public tensorflow::ResourceBase {
  public:
   KeyTableResource(const KeyRules& rules, std::unique_ptr<SpillFile> spill)

@@ -450,12 +450,6 @@ absl::Status InferChanges(InferenceContext* c) {
 }
 
 // An operation on the keys of tables, which are its first inputs.
-#define TFRS_ON_TABLES(name)               \
-  REGISTER_OP("TfrsEmbedKeyTables" name)   \
-      .Attr("N: int >= 1")                 \
-      .Input("tables: N * resource")       \
-      .SetIsStateful()
-
 // What a plan and a commit return.
 #define TFRS_CHANGES(op)           \
   op.Output("final_rows: int64")   \

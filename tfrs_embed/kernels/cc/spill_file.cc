@@ -96,7 +96,7 @@ bool SpillFile::Clean(std::vector<int64_t>* moved) {
     keys.push_back(record(place));
     records.resize(records.size() + record_);
     Read(place, records.data() + records.size() - record_);
-    Erase(place);
+    Forget(place);
   }
   if (least == present_) filled_ = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -118,8 +118,7 @@ void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
   } else {
     // It has come back and goes again, before its row could be found.
     KeyRecord& here = record(place);
-    returning_ -= here.queued();
-    here.set_queued(false);
+    SetReturning(&here, false);
     here.frequency = key.frequency;
     here.last_used = key.last_used;
   }
@@ -130,15 +129,13 @@ void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
 }
 
 void SpillFile::Return(int64_t place) {
-  KeyRecord& key = record(place);
-  returning_ += !key.queued();
-  key.set_queued(true);
+  SetReturning(&record(place), true);
   ++returned_;
 }
 
-void SpillFile::Forget(int64_t place) {
-  returning_ -= record(place).queued();
-  Erase(place);
+void SpillFile::SetReturning(KeyRecord* key, bool returning) {
+  returning_ += returning - IsReturning(*key);
+  key->set_queued(returning);
 }
 
 void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
@@ -165,8 +162,7 @@ void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
     KeyRecord& here = record(place);
     here.frequency = key.frequency;
     here.last_used = key.last_used;
-    returning_ -= here.queued();
-    here.set_queued(false);
+    SetReturning(&here, false);
   }
 }
 
@@ -207,13 +203,15 @@ int64_t SpillFile::Insert(const KeyRecord& key) {
   ++segment.size;
   const int64_t place = 1 + present_ * segment_ + filled_++;
   record(place) = key;
+  returning_ += IsReturning(key);
   index_.Reserve(++size_);
   index_.FindOrInsert(key.key, place);
   return place;
 }
 
-void SpillFile::Erase(int64_t place) {
+void SpillFile::Forget(int64_t place) {
   KeyRecord& key = record(place);
+  returning_ -= IsReturning(key);
   index_.Erase(key.key);
   key.state = 0;
   --size_;

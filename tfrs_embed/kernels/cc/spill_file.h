@@ -88,6 +88,7 @@ class SpillFile {
 
   // The key at a place comes back to memory, until Forget is called.
   void Return(int64_t place);
+  bool Returning(int64_t place) { return IsReturning(record(place)); }
 
   void Forget(int64_t place);
 
@@ -98,8 +99,17 @@ class SpillFile {
   // Begins to read the records at some places.
   void ReadAhead(const int64_t* places, int64_t n) const;
 
-  // Reads a record.
-  void Read(int64_t place, char* to);
+  // Reads the records at the places that aren't 0. Calls take(i, record).
+  template <typename Take>
+  void Read(const std::vector<int64_t>& places, const Take& take) {
+    ReadAhead(places.data(), places.size());
+    std::vector<char> record(record_);
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i] == 0) continue;
+      Read(places[i], record.data());
+      take(i, record.data());
+    }
+  }
   int64_t record_bytes() const { return record_; }
   // Where a part begins in a record.
   int64_t offset(size_t part) const { return offsets_[part]; }
@@ -109,6 +119,9 @@ class SpillFile {
  private:
   // A segment's bytes, about.
   static constexpr int64_t kSegmentBytes = 1 << 18;
+
+  // Keys here are in no order of eviction, which else has this bit.
+  static bool IsReturning(const KeyRecord& key) { return key.queued(); }
 
   void CheckProcess() const;
   int64_t SegmentOf(int64_t place) const { return (place - 1) / segment_; }
@@ -123,10 +136,11 @@ class SpillFile {
   bool Clean(std::vector<int64_t>* moved);
   // Gives a key a place, whose record is then in the buffer.
   int64_t Insert(const KeyRecord& key);
-  void Erase(int64_t place);
+  void SetReturning(KeyRecord* key, bool returning);
   void FreeIfEmpty(int64_t segment);
   // Where a record is in the buffer; null: it is in the file.
   char* InBuffer(int64_t place);
+  void Read(int64_t place, char* to);
   // Reads `to`, or writes `from`.
   void Transfer(int64_t offset, int64_t bytes, char* to,
                 const char* from) const;

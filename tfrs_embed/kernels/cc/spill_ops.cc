@@ -80,7 +80,7 @@ class LookUpSpilledOp : public OpOnTables {
     int64_t* index = index_out->flat<int64_t>().data();
     std::fill_n(index, entries.total(), 0);
     const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
-    std::vector<char> vectors(bytes), record;
+    std::vector<char> vectors(bytes);
     int64_t found = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
       KeyTable& table = tables[t]->table;
@@ -98,14 +98,10 @@ class LookUpSpilledOp : public OpOnTables {
         if (rows[begin + i] != kAbsentRow) continue;
         places[i] = spill->Find(keys[begin + i]);
       }
-      spill->ReadAhead(places.data(), n);
-      for (int64_t i = 0; i < n; ++i) {
-        if (places[i] == 0) continue;
+      spill->Read(places, [&](size_t i, const char* record) {
         index[begin + i] = ++found;
-        record.resize(spill->record_bytes());
-        spill->Read(places[i], record.data());
-        vectors.insert(vectors.end(), record.begin(), record.begin() + bytes);
-      }
+        vectors.insert(vectors.end(), record, record + bytes);
+      });
     }
     entries.Unsort(rows);
     entries.Unsort(index);
@@ -141,36 +137,33 @@ class FetchSpilledOp : public OpOnTables {
     if (parts > spill->parts().size()) {
       return InvalidArgument("The table has fewer variables.");
     }
-    const int64_t record = spill->record_bytes();
-    std::vector<int64_t> places(n);
+    std::vector<int64_t> places(n), to;
     std::vector<char> records;
     {
       // Other threads' lookups needn't wait for the disk.
       tensorflow::tf_shared_lock lock(resource->mutex);
       spill->Find(InputOfOne(ctx, 1), n, places.data());
-      spill->ReadAhead(places.data(), n);
-      for (int64_t i = 0; i < n; ++i) {
-        if (places[i] == 0) continue;
-        records.resize(records.size() + record);
-        spill->Read(places[i], records.data() + records.size() - record);
-      }
+      const int64_t bytes = spill->record_bytes();
+      spill->Read(places, [&](size_t i, const char* record) {
+        to.push_back(rows[i]);
+        records.insert(records.end(), record, record + bytes);
+      });
     }
-    if (records.empty()) return absl::OkStatus();
+    if (to.empty()) return absl::OkStatus();
     Variables variables(&cache_);
     TF_RETURN_IF_ERROR(variables.Find(ctx, "memory", {}));
     TF_RETURN_IF_ERROR(variables.LockToWrite());
     const char* from = records.data();
-    for (int64_t i = 0; i < n; ++i) {
-      if (places[i] == 0) continue;
+    for (const int64_t row : to) {
       for (size_t p = 0; p < parts; ++p) {
         const int64_t bytes = spill->parts()[p];
-        if (rows[i] < 0 || rows[i] >= variables.shapes()[p].rows) {
-          return InvalidArgument("No row ", rows[i], " in memory.");
+        if (row < 0 || row >= variables.shapes()[p].rows) {
+          return InvalidArgument("No row ", row, " in memory.");
         }
-        std::memcpy(static_cast<char*>(variables.values()[p]) + rows[i] * bytes,
+        std::memcpy(static_cast<char*>(variables.values()[p]) + row * bytes,
                     from + spill->offset(p), bytes);
       }
-      from += record;
+      from += spill->record_bytes();
     }
     return absl::OkStatus();
   }
@@ -229,14 +222,10 @@ class ReadSpilledOp : public SpilledRowsOp {
     Tensor* out;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
     SpillFile* spill = resource->table.spill();
-    spill->ReadAhead(places.data(), places.size());
     char* to = static_cast<char*>(out->data());
-    std::vector<char> record(spill->record_bytes());
-    for (const int64_t place : places) {
-      spill->Read(place, record.data());
-      std::memcpy(to, record.data() + spill->offset(part_), bytes());
-      to += bytes();
-    }
+    spill->Read(places, [&](size_t i, const char* record) {
+      std::memcpy(to + i * bytes(), record + spill->offset(part_), bytes());
+    });
     return absl::OkStatus();
   }
 };
@@ -262,17 +251,11 @@ class WriteSpilledOp : public SpilledRowsOp {
   }
 };
 
-#define TFRS_ON_SPILLED(name)              \
-  REGISTER_OP("TfrsEmbedKeyTables" name)   \
-      .Attr("N: int >= 1")                 \
-      .Input("tables: N * resource")       \
-      .SetIsStateful()
-
 constexpr char kRowTypes[] = "T: {float, bfloat16, half}";
 
 }  // namespace
 
-TFRS_ON_SPILLED("FindSpilled")
+TFRS_ON_TABLES("FindSpilled")
     .Input("keys: int64")
     .Output("rows: int64")
     .SetShapeFn([](InferenceContext* c) {
@@ -280,11 +263,11 @@ TFRS_ON_SPILLED("FindSpilled")
       return absl::OkStatus();
     });
 
-TFRS_ON_SPILLED("ReadAheadSpilled")
+TFRS_ON_TABLES("ReadAheadSpilled")
     .Input("keys: int64")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_ON_SPILLED("LookUpSpilled")
+TFRS_ON_TABLES("LookUpSpilled")
     .Input("keys: int64")
     .Input("table_of: int32")
     .Output("rows: int64")
@@ -303,14 +286,14 @@ TFRS_ON_SPILLED("LookUpSpilled")
       return absl::OkStatus();
     });
 
-TFRS_ON_SPILLED("FetchSpilled")
+TFRS_ON_TABLES("FetchSpilled")
     .Input("keys: int64")
     .Input("rows: int64")
     .Input("memory: M * resource")
     .Attr("M: int >= 1")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_ON_SPILLED("ReadSpilled")
+TFRS_ON_TABLES("ReadSpilled")
     .Input("rows: int64")
     .Output("values: T")
     .Attr("part: int >= 0")
@@ -318,7 +301,7 @@ TFRS_ON_SPILLED("ReadSpilled")
     .Attr(kRowTypes)
     .SetShapeFn(tensorflow::shape_inference::UnknownShape);
 
-TFRS_ON_SPILLED("WriteSpilled")
+TFRS_ON_TABLES("WriteSpilled")
     .Input("rows: int64")
     .Input("values: T")
     .Attr("part: int >= 0")
