@@ -142,6 +142,7 @@ def test_it_holds_what_memory_would(tmp_path, rules, optimizer):
     spill = found["spill"]
     assert found["in_all"]["evicted"] == spill["written"]
     assert spill["written"] - spill["returned"] == spill["keys"] > ROWS
+    assert layer.statistics()["t0"].keys.spill == spill
     # A file without a name.
     assert os.listdir(tmp_path) == []
 

@@ -19,7 +19,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live
-from tfrs_embed.storage.key_table import KeyTable
+from tfrs_embed.storage.key_table import SPILL_KEYS, KeyTable
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
 from tfrs_embed.storage.keyed_shard import KeyedShard
@@ -312,18 +312,23 @@ class DynamicTable(TableState):
             found["spill"] = dict(zip(_OF_SPILL, numbers[8:], strict=True))
         return found
 
-    def local_counters(self) -> tuple[Live, dict[str, int]]:
+    def local_counters(self) -> tuple[Live, dict[str, Any]]:
         """Returns the keys of this process's shards, and other counts of these.
 
-        They are "capacity", and the counts "in_all" of `statistics`.
+        They are "capacity", the counts "in_all" of `statistics`, and "spill".
         """
         shards = self._built("the counters").shards
         live = zip(*(shard.live() for shard in shards), strict=True)
         info = np.sum(
             [shard.key_table.info().numpy()[0] for shard in shards], 0
         )
-        counts = dict(zip(_STATISTICS, info[7:11].tolist(), strict=True))
+        counts: dict[str, Any] = dict(
+            zip(_STATISTICS, info[7:11].tolist(), strict=True)
+        )
         counts["capacity"] = int(info[1])
+        if self.spec.has_files:
+            numbers = info[SPILL_KEYS:].tolist()
+            counts["spill"] = dict(zip(_OF_SPILL, numbers, strict=True))
         return Live(*map(np.concatenate, live)), counts
 
     def _built(self, what: str) -> KeyedRows:

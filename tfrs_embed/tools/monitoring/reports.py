@@ -65,6 +65,9 @@ class KeyReport:
         top_share: the share of the lookups of keys with rows that go to the 1%
             of these keys looked up most, by the table's own counters.
         top_shares: the same for other shares of keys than 1%, by these.
+        spill: of a table with a spill, the number of "keys" in its files, the
+            files' "bytes", and how many rows were "written" there and
+            "returned"; None: it has none.
     """
 
     size: int
@@ -75,6 +78,7 @@ class KeyReport:
     hits: int
     top_share: float
     top_shares: dict[float, float] = dataclasses.field(default_factory=dict)
+    spill: dict[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
