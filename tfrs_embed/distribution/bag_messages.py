@@ -165,7 +165,7 @@ def read(
         for i, (count, shape, of_piece) in enumerate(
             zip(
                 tf.unstack(totals),
-                tf.split(totals, len(mine)),
+                tf.unstack(totals[:, None]),
                 tf.split(splits, totals + 1),
                 strict=True,
             )

@@ -333,9 +333,19 @@ def split_by_bags(
     """Splits values, one for each id of several features, by feature."""
     if len(bags) == 1:
         return [values]
-    lengths = num_rows([b.ids for b in bags])
-    split: list[tf.Tensor] = tf.split(values, lengths, num=len(bags))
-    return split
+    return split(values, [b.ids for b in bags])
+
+
+def split(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Splits values into parts as long as some tensors, of one rank."""
+    bits, sizes, number = values, num_rows(like), len(like)
+    if values.dtype == tf.int64:
+        # TensorFlow's kernels for GPUs split no integers.
+        bits = tf.bitcast(values, tf.float64)
+    parts: list[tf.Tensor] = tf.split(bits, sizes, num=number)
+    if bits is not values:
+        parts = [tf.bitcast(part, values.dtype) for part in parts]
+    return parts
 
 
 def concat(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfrs_embed.compat import strategies
-from tfrs_embed.ops.bags import concat, num_rows
+from tfrs_embed.ops.bags import concat, split
 
 #: The two arguments of `Checks.require`.
 Condition = tuple[tf.Tensor, Callable[[], tf.Tensor]]
@@ -138,8 +138,7 @@ class Checks:
         for places, whole in zip(groups, guarded, strict=True):
             parts = [whole]
             if len(places) > 1:
-                lengths = num_rows([tensors[i] for i in places])
-                parts = tf.split(whole, lengths, num=len(places))
+                parts = split(whole, [tensors[i] for i in places])
             for i, part in zip(places, parts, strict=True):
                 part.set_shape(tensors[i].shape)
                 found[i] = part

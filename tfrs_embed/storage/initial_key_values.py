@@ -135,7 +135,7 @@ def _draw_rows(
             parameters = [tf.gather(p, table_of) for p in parameters]
         dim = makers[0].dim
         rows = _DRAW[makers[0].kind](*parameters, tf.constant(dim), keys)
-    return tf.ensure_shape(rows, [None, dim])
+        return tf.ensure_shape(rows, [None, dim])
 
 
 def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:

@@ -114,13 +114,13 @@ class KeyTables:
     def __init__(self, tables: Sequence[KeyTable]) -> None:
         each: list[Any] = [table.operations for table in tables]
         self._operations = type(each[0]).together(each)
-        self._host = tables[0].host
+        self.host: str = tables[0].host
         spills = [table.spill for table in tables if table.spill is not None]
         # A width, if there are spills.
         self._spilled_dim = spills[0].dim if spills else None
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
-        with tf.device(self._host):
+        with tf.device(self.host):
             return self._operations.run(name, *inputs, **attributes)
 
     def info(self) -> tf.Tensor:
@@ -243,7 +243,7 @@ class KeyTable(KeyTables):
         spill: SpillSettings | None = None,
     ) -> None:
         self.rules = rules
-        self.host = _host(device)
+        self.host: str = _host(device)
         self.spill: Spill | None = None
         self.operations: _KernelOperations | NumpyOperations
         with tf.init_scope(), tf.device(self.host):

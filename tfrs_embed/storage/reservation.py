@@ -128,19 +128,21 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         for (tables, keys, table_of, counts, step), reserved, *_ in reservations
     ]
     owners = [s.owner for r in reservations for s in r.request.tables.shards]
-    lacking = tf.concat([each.lacking for each in given], 0)
-    worst = tf.argmax(lacking)
-    text = tf.strings.join(
-        [
-            tf.constant(owners)[worst],
-            ": another step has given rows to other keys since this one looked "
-            "its keys up. It lacks ",
-            tf.strings.as_string(lacking[worst]),
-            " rows.",
-        ]
-    )
-    # The text is joined outside of a branch.
-    room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
+    # All of it is on the host already.
+    with tf.device(reservations[0].request.tables.key_tables.host):
+        lacking = tf.concat([each.lacking for each in given], 0)
+        worst = tf.argmax(lacking)
+        text = tf.strings.join(
+            [
+                tf.constant(owners)[worst],
+                ": another step has given rows to other keys since this one "
+                "looked its keys up. It lacks ",
+                tf.strings.as_string(lacking[worst]),
+                " rows.",
+            ]
+        )
+        # The text is joined outside of a branch.
+        room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
     with tf.control_dependencies([room] if room is not None else []):
         given = [each._replace(rows=tf.identity(each.rows)) for each in given]
 
@@ -167,14 +169,15 @@ def _by_table(
 ) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Makes room, and yields each table's shard, new keys, rows and values."""
     number = len(tables.shards)
-    ensure_rows(tables.shards, tf.unstack(new.physical, number))
-    return zip(
-        tables.shards,
-        _split(new.new_keys, new.new_sizes, number),
-        _split(new.new_rows, new.new_sizes, number),
-        _split(initial, new.new_sizes, number),
-        strict=True,
-    )
+    # Where all of it is.
+    with tf.device(tables.key_tables.host):
+        physical = tf.unstack(new.physical, number)
+        parts = [
+            _split(values, new.new_sizes, number)
+            for values in (new.new_keys, new.new_rows, initial)
+        ]
+    ensure_rows(tables.shards, physical)
+    return zip(tables.shards, *parts, strict=True)
 
 
 def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
@@ -192,13 +195,14 @@ def _initial_of(
     These are the reserved ones, unless another step has changed which keys are
     new.
     """
-    here, expected = (
-        tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
-        for each in (given, reservations)
-    )
-    same = tf.equal(tf.size(here), tf.size(expected))
-    size = tf.minimum(tf.size(here), tf.size(expected))
-    same &= tf.reduce_all(tf.equal(here[:size], expected[:size]))
+    with tf.device(reservations[0].request.tables.key_tables.host):
+        here, expected = (
+            tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
+            for each in (given, reservations)
+        )
+        same = tf.equal(tf.size(here), tf.size(expected))
+        size = tf.minimum(tf.size(here), tf.size(expected))
+        same &= tf.reduce_all(tf.equal(here[:size], expected[:size]))
     made: list[tf.Tensor] = tf.cond(
         same,
         lambda: [tf.identity(r.initial) for r in reservations],
