@@ -11,6 +11,7 @@ table.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -207,8 +208,10 @@ class Process:
             self.missing = str(error)
 
     def find(self):
-        print(file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
+        line = ""
+        with contextlib.suppress(BrokenPipeError):  # It ended while loading.
+            print(file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             self._log.seek(0)

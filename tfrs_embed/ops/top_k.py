@@ -18,7 +18,7 @@ NONE = float("-inf")
 # memory of 16 MiB for the next block, and returns more to the system.
 _BLOCK_ELEMENTS = 1 << 22
 # The scores in a run, and the fewest runs of a block.
-_RUN, _LEAST_RUNS = 32, 32
+_RUN, _LEAST_RUNS = 16, 64
 
 
 def best_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
@@ -17,6 +17,7 @@ from tfrs_embed.checkpoint.rows import Rows, VariableRows
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import integer
 from tfrs_embed.compat.graphs import SERVED_TABLES
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.ops import top_k as ops
 from tfrs_embed.ops.bags import concat
@@ -30,10 +31,23 @@ from tfrs_embed.storage.sharded import Part
 if TYPE_CHECKING:
     from tfrs_embed.storage.keyed_shard import KeyedShard
     from tfrs_embed.storage.row_store import RowStore
-    from tfrs_embed.storage.table_state import TableState
 
 #: Scores, [batch, k] float32, and ids, [batch, k] int64.
 Best = tuple[tf.Tensor, tf.Tensor]
+
+
+class Retrievable(Protocol):
+    """What retrieval needs of a table; see `TableState`."""
+
+    spec: TableSpec
+    variables: dict[str, Any]
+    strategy: tf.distribute.Strategy | None
+    sources: Sequence[tuple[Part, RowStore]]
+    shards: Sequence[KeyedShard]
+    exchange: Exchange | None
+    hashed_by: str | None
+
+    def top_k(self, queries: Any, k: int, exclude: Any = None) -> Best: ...
 
 
 class TopK:
@@ -62,7 +76,7 @@ class TopK:
         (TensorShape([3, 5]), TensorShape([3, 5]))
     """
 
-    def __init__(self, table: TableState, k: int = 10) -> None:
+    def __init__(self, table: Retrievable, k: int = 10) -> None:
         self._table = table
         self._k = integer(k, f"Table '{table.spec.name}': k")
 
@@ -95,7 +109,11 @@ class TopK:
         return self._table.top_k(queries, k, exclusions)
 
     def is_exact(self) -> bool:
-        """Returns True: scores are those of all rows."""
+        """Whether no row is left out.
+
+        Returns:
+            True.
+        """
         return True
 
 
@@ -205,7 +223,8 @@ class Exchange:
             got = tf.reshape(got, [world, most, k])[:, :batch]
             got = tf.transpose(got, [1, 0, 2])
             found.append(tf.reshape(got, [batch, world * k]))
-        return ops.merge(*found, k)
+        scores, ids = found
+        return ops.merge(scores, ids, k)
 
 
 def _sent(
@@ -221,7 +240,7 @@ def _sent(
     return tf.reshape(got, [-1, capacity])[:, :size]
 
 
-def find(state: TableState, queries: Any, k: int, exclude: Any) -> Best:
+def find(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
     """See `TableState.top_k`."""
     spec, checks = state.spec, Checks()
     where = f"Table '{spec.name}'"
@@ -282,7 +301,7 @@ def _checked_queries(where: str, queries: Any, dim: int) -> tf.Tensor:
 
 
 def _checked_ids(
-    state: TableState, ids: Any, queries: tf.Tensor, checks: Checks
+    state: Retrievable, ids: Any, queries: tf.Tensor, checks: Checks
 ) -> tf.Tensor:
     """Returns ids to exclude, [batch, m] int64."""
     spec = state.spec
@@ -305,7 +324,7 @@ def _checked_ids(
     return tf.ensure_shape(tf.cast(ids, tf.int64), shape)
 
 
-def _rows_of(state: TableState) -> list[_Rows]:
+def _rows_of(state: Retrievable) -> list[_Rows]:
     """Returns the rows of a table that this process holds.
 
     Raises:
@@ -338,7 +357,7 @@ def _rows_of(state: TableState) -> list[_Rows]:
                 "rows: call top_k eagerly, between steps and outside of "
                 "strategy.run."
             )
-        table = state.table
+        table = state.variables[PARAMETERS]
         if not isinstance(table, Rows):
             table = VariableRows(name, table)
 
@@ -347,7 +366,7 @@ def _rows_of(state: TableState) -> list[_Rows]:
 
         return [_whole(count, "CPU:0", read)]
     if not state.sources:
-        variable = state.table
+        variable = state.variables[PARAMETERS]
 
         def gather(start: Any, size: Any) -> tf.Tensor:
             return tf.gather(variable, start + tf.range(size))
