@@ -277,6 +277,21 @@ def test_a_table_that_is_not_made():
         layer.tables["t"].top_k(make_queries(), 3)
 
 
+def test_exports_have_no_tables_to_retrieve_from(tmp_path):
+    layer = make_layer(np.zeros([20, DIM], np.float32))
+    ids = keras.Input([], dtype="int64", name="f")
+    model = keras.Model(ids, layer(ids))
+
+    def best(f):
+        return layer.tables["t"].top_k(layer(f), 3)[1]
+
+    spec = tf.TensorSpec([None], tf.int64)
+    with pytest.raises(NotImplementedError, match=r"Table 't'.*no export"):
+        tfrs_embed.serving.export(
+            model, str(tmp_path / "model"), signatures={"best": (best, [spec])}
+        )
+
+
 def test_no_gradient_goes_through():
     for threshold in (0, None):
         layer = make_layer(

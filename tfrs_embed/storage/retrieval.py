@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
@@ -126,12 +127,14 @@ class _Rows:
         count: the number of rows, a scalar.
         read: returns rows, [size, dim], from a number on: f(start, size).
         ids_of: returns the ids of rows by their numbers, int64 of any shape.
+        reading: returns a context for all reads.
     """
 
     device: str | None
     count: Any
     read: Callable[[Any, Any], tf.Tensor]
     ids_of: Callable[[tf.Tensor], tf.Tensor]
+    reading: Callable[[], AbstractContextManager] = nullcontext
 
     def best(self, queries: tf.Tensor, k: Any) -> Best:
         """Returns the k best of these rows for [batch, dim] queries."""
@@ -141,7 +144,7 @@ class _Rows:
             # Nobody trains by retrieval.
             return tf.matmul(queries, tf.stop_gradient(rows), transpose_b=True)
 
-        with tf.device(self.device):
+        with tf.device(self.device), self.reading():
             scores, rows = ops.best_rows(
                 scores_of, self.count, tf.shape(queries)[0], queries.shape[1], k
             )
@@ -364,14 +367,14 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
         def read(start: Any, size: Any) -> tf.Tensor:
             return table.read_rows(int(start), int(size))
 
-        return [_whole(count, "CPU:0", read)]
+        return [_Rows("CPU:0", count, read, tf.identity, table.reading)]
     if not state.sources:
         variable = state.variables[PARAMETERS]
 
         def gather(start: Any, size: Any) -> tf.Tensor:
             return tf.gather(variable, start + tf.range(size))
 
-        return [_whole(count, None, gather)]
+        return [_Rows(None, count, gather, tf.identity)]
     sources = [_of_part(name, *source) for source in state.sources]
     if len({part.columns for part, _ in state.sources}) == 1:
         return sources
@@ -380,10 +383,6 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
         return concat([each.read(start, size) for each in sources], 1)
 
     return [dataclasses.replace(sources[0], read=columns)]
-
-
-def _whole(count: int, device: str | None, read: Any) -> _Rows:
-    return _Rows(device, count, read, tf.identity)
 
 
 def _of_part(table: str, part: Part, store: RowStore) -> _Rows:
