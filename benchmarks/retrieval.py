@@ -216,7 +216,8 @@ class Process:
             code = self._process.wait()
             self._log.seek(0)
             lines = self._log.read().strip().splitlines()
-            raise RuntimeError(lines[-1] if lines else f"it ended with {code}")
+            last = lines[-1] if lines else ""
+            raise RuntimeError(f"it ended with {code}: {last}")
         seconds, self.peak, self.found = json.loads(line)
         self.seconds.append(seconds)
 
