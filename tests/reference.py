@@ -324,3 +324,28 @@ def round_stochastically(value, dtype, bits):
     part = int((abs(value) / step - steps) * 2**cut)
     steps += part + (bits >> 32 - cut) >= 2**cut
     return math.copysign(steps * step, value)
+
+
+def best_ids(scores, k, excluded=None, ids=None):
+    """The k best of the scores, and their ids: of equal ones the lower ids.
+
+    Args:
+        scores: [batch, n], of all rows.
+        k: how many.
+        excluded: for each query ids that aren't found; None: none.
+        ids: [n], the rows' ids; None: their numbers.
+
+    Returns:
+        Scores and ids, [batch, k]; minus infinity and -1 where fewer are left.
+    """
+    ids = np.arange(scores.shape[1]) if ids is None else ids
+    found = np.full([len(scores), k], -np.inf, np.float32)
+    numbers = np.full([len(scores), k], -1, np.int64)
+    for i, row in enumerate(scores):
+        left = np.full(len(ids), True)
+        if excluded is not None:
+            left = ~np.isin(ids, excluded[i])
+        best = np.lexsort((ids[left], -row[left]))[:k]
+        found[i, : len(best)] = row[left][best]
+        numbers[i, : len(best)] = ids[left][best]
+    return found, numbers

@@ -19,6 +19,7 @@ from delta_cases import check_chain
 from fronts import keras, layers
 from helpers import differentiate
 from plans import on
+from reference import best_ids
 from strategies.replicas import distribute
 from tfrs_embed import (
     DynamicKeys,
@@ -505,3 +506,17 @@ def test_max_bytes_is_a_number(tmp_path):
     layer = layers.PartialTPUEmbedding(FeatureConfig("f", table), "sgd")
     with pytest.raises(ValueError, match=r"Table 't': .* max_bytes=1000"):
         layer.build(None)
+
+
+def test_the_best_rows_are_also_those_in_the_file(tmp_path):
+    layer = make_layer(spilling(str(tmp_path)))
+    train(layer)
+    table = layer.tables["t0"]
+    assert table.statistics()["spill"]["keys"] > 0
+    keys, rows = table.keys(), np.asarray(table.variables["parameters"])
+    queries = np.random.default_rng(0).normal(size=[3, DIM]).astype(np.float32)
+    expected = best_ids(queries @ rows.T, len(keys), ids=keys)
+    find = tf.function(lambda: table.top_k(queries, len(keys)))
+    for scores, ids in table.top_k(queries, len(keys)), find():
+        np.testing.assert_allclose(scores, expected[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(ids, expected[1])

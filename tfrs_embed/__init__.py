@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         PartialTPUEmbedding,
     )
     from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+    from tfrs_embed.storage.retrieval import TopK
     from tfrs_embed.tools import monitoring, report, testing, tpu_check
     from tfrs_embed.tools.planner import (
         Hardware,
@@ -83,6 +84,7 @@ __all__ = [
     "TablePlacement",
     "TablePlan",
     "TimeToLive",
+    "TopK",
     "__version__",
     "checkpoint",
     "embedding_lookup",
@@ -117,6 +119,7 @@ __getattr__ = lazy.importer(
             "PartialTPUEmbedding",
         ),
         "tfrs_embed.sparsecore.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),
+        "tfrs_embed.storage.retrieval": ("TopK",),
         "tfrs_embed.tools.planner": (
             "Hardware",
             "Plan",

@@ -24,6 +24,7 @@ from conformance.harness import (
     trainer,
 )
 from plans import nightly, on
+from reference import best_ids
 from strategies.embedding_cores import EmbeddingCores
 from tfrs_embed.optimizers import Regularized
 from tfrs_embed.storage import initial_values
@@ -57,6 +58,19 @@ def test_training(strategy, cores, optimizer):
     # Evaluating must not wait for gradients.
     check_step(trainer(strategy, layer, training=False), reference, batches)
     assert not cores.training[-1]
+
+
+def test_the_best_rows_are_those_of_the_last_step(strategy, cores):
+    layer, reference = build_on(strategy, "sgd")
+    batches = make_steps(np.random.default_rng(5), reference, False, strategy)
+    check_step(trainer(strategy, layer), reference, batches)
+    rng = np.random.default_rng(0)
+    for table in layer.tables.values():
+        queries = rng.normal(size=[3, table.spec.dim]).astype(np.float32)
+        scores, ids = table.top_k(queries, 5)
+        expected = best_ids(queries @ table.table.numpy().T, 5)
+        np.testing.assert_allclose(scores, expected[0], rtol=1e-5)
+        np.testing.assert_array_equal(ids, expected[1])
 
 
 @pytest.mark.parametrize("engine", ["cores", "dense"])

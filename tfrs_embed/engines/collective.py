@@ -178,6 +178,12 @@ class CollectiveEngine(Engine, Together):
             (part, shard.store)
             for part, shard in (held[:1] if self._copied else held)
         ]
+        if self._replicas.workers > 1 and not self._copied:
+            # One process doesn't need it.
+            from tfrs_embed.storage.retrieval import Exchange
+
+            parts = self._parts(table)
+            state.exchange = Exchange(self._replicas, parts, table.name)
         slots = state.rule_slots.items()
         rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():

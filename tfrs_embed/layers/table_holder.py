@@ -146,6 +146,9 @@ class TableHolder(Layer):
             )
             self._keras_layers[in_saved_model(table.name)] = layer
             self.tables.add(TableState(table))
+        for feature in spec.features:
+            if feature.hashing is not None:
+                self.tables[feature.table.name].hashed_by = str(feature)
 
     def _make_engine(
         self,

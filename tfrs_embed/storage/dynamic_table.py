@@ -84,6 +84,11 @@ class DynamicTable(TableState):
             )
             for store in stores
         ]
+        self.shards = shards
+        if replicas.workers > 1:
+            from tfrs_embed.storage.retrieval import Exchange
+
+            self.exchange = Exchange(replicas, None, self.spec.name)
         self._rows = KeyedRows(self.spec, shards, replicas)
         self.sources = [(Part(range(0)), store) for store in stores]
         self._checkpoint = KeyedCheckpoint(self._rows, step)

@@ -282,6 +282,11 @@ class KeyTable(KeyTables):
         """Returns the keys with rows, at one moment."""
         return Live(*(x.numpy() for x in self._run("export", False)))
 
+    def keys(self) -> tf.Tensor:
+        """Returns the keys with rows, [n] int64, in any order."""
+        keys: tf.Tensor = self._run("export", False)[0]
+        return keys
+
     def candidates(self) -> np.ndarray:
         """Returns the keys without rows that admission remembers, [c, 3] int64.
 

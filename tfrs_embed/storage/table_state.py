@@ -27,6 +27,8 @@ from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.moments import Moments
 
 if TYPE_CHECKING:
+    from tfrs_embed.storage.keyed_shard import KeyedShard
+    from tfrs_embed.storage.retrieval import Exchange
     from tfrs_embed.storage.row_store import RowStore
     from tfrs_embed.storage.sharded import Part
 
@@ -48,7 +50,15 @@ class TableState(Trackable, Changing):
             holds the table.
         sources: the parts of the table that this process holds, each row once,
             and the stores that hold them.
+        shards: the shards of keys that this process holds, of a table of keys.
+        exchange: finds the best rows if several workers divide the table.
+        hashed_by: a feature whose hashing turns ids into rows; None: rows are
+            ids or have keys.
     """
+
+    exchange: Exchange | None = None
+    hashed_by: str | None = None
+    shards: Sequence[KeyedShard] = ()
 
     def __init__(
         self, spec: TableSpec, optimizer: TableOptimizer | None = None
@@ -188,6 +198,60 @@ class TableState(Trackable, Changing):
             found.append(part.rows.start + here * part.rows.step)
         rows = np.unique(np.concatenate([np.zeros([0], np.int64), *found]))
         return Changed(rows, np.zeros([0], np.int64), (len(rows),))
+
+    def top_k(
+        self, queries: Any, k: int, exclude: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds the k rows that have the largest dot products with queries.
+
+        All rows are compared, in blocks, on the devices that hold them; those
+        of a table with `DynamicKeys` that have keys, also in a spill. Call it
+        between steps, eagerly or in a `tf.function`; or in `strategy.run`, with
+        each replica's own queries. If several workers divide the table, all
+        must call it together: in `strategy.run`, or eagerly with equal
+        queries. No gradient goes through it.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig("movie", 3, 2, "zeros")
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+            ... )
+            >>> rows = [[1.0, 0.0], [0.0, 1.0], [3.0, 4.0]]
+            >>> layer.load_tables({"movie": rows})
+            >>> movies = layer.tables["movie"]
+            >>> scores, ids = movies.top_k([[2.0, 1.0]], k=2, exclude=[[0]])
+            >>> scores.numpy().tolist(), ids.numpy().tolist()
+            ([[10.0, 1.0]], [[2, 1]])
+
+        Args:
+            queries: [batch, dim] floating.
+            k: how many ids to find for each query.
+            exclude: [batch, m] integers, or keys of the table's dtype: ids that
+                a query is not to find. Those that the table doesn't have, such
+                as -1, exclude nothing. None: no ids.
+
+        Returns:
+            Scores, [batch, k] float32, descending; and ids, [batch, k] int64,
+            or keys as `keys()` returns them. Equal scores are in the order of
+            ids. If fewer than k are left of a table beside the excluded ones,
+            minus infinity and -1 follow.
+
+        Raises:
+            ValueError: the table has fewer than k rows, or isn't made yet, or
+                a feature's hashing makes rows of its ids; or an argument has a
+                wrong shape.
+            TypeError: queries aren't floating, or ids are of a wrong dtype.
+            NotImplementedError: the table is on TPUs, or cut into columns on
+                several workers, and this isn't eager; or it is traced for an
+                export.
+            RuntimeError: several workers hold the table, and it is called in a
+                function that no replica runs.
+            tf.errors.InvalidArgumentError: fewer than k keys have rows.
+        """
+        # Imported here, as few programs retrieve from tables.
+        from tfrs_embed.storage import retrieval
+
+        return retrieval.find(self, queries, k, exclude)
 
     def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
         """Begins to read rows, [n] int32 or int64, that are in files.
