@@ -98,7 +98,8 @@ def metrics(
         seen: movies that are not ranked, unless they are the right one.
     """
     users = np.arange(len(right))
-    better = scores >= scores[users, right][:, None]  # Not lucky with ties.
+    # Ties, and scores that are no numbers, count against the right one.
+    better = ~(scores < scores[users, right][:, None])
     if seen is not None:
         better[seen.value_rowids().numpy(), seen.values.numpy()] = False
     better[users, right] = True
@@ -111,7 +112,10 @@ def metrics(
 
 
 class Recommender(tf.Module):
-    """The movies that suit histories best, without those in the histories.
+    """The ten movies that suit each history best, without those in it.
+
+    Histories are of MovieLens's own numbers. If fewer than ten movies are left,
+    the rest of the ten has a score of minus infinity.
 
     Args:
         model: the model.

@@ -65,8 +65,9 @@ class SASRec(tf_keras.Model):
             optimizer,
             size_threshold=size_threshold,
         )
-        # Place 0 is before the first item: from there, it is predicted too.
-        self.places = layers.Embedding(length + 1, dim)
+        # From place 0, before the first item, to that after the last of
+        # training's, whose state predicts nothing.
+        self.places = layers.Embedding(length + 2, dim)
         self.dropout = layers.Dropout(dropout)
         self.blocks = [Block(dim, heads, dropout) for _ in range(blocks)]
         self.norm = layers.LayerNormalization(epsilon=1e-6)
@@ -77,14 +78,18 @@ class SASRec(tf_keras.Model):
         """Returns scores of what comes next; in training adds the loss.
 
         Args:
-            history: ids [batch, None], the oldest first.
+            history: ids [batch, None], the oldest first. The last `length` are
+                read, in training one more.
             training: whether each item of a history is to be predicted from
                 those before it.
 
         Returns:
             Scores [batch, items]; in training of the items drawn.
         """
-        history = history[:, -self.length :]
+        # One more in training, to be predicted: so the state after `length`
+        # items, which predictions are made from, is trained.
+        length = self.length + 1 if training else self.length
+        history = history[:, -length:]
         choice = tf.range(self.items, dtype=history.dtype)
         if training and self.negatives is not None:
             choice = tf.random.uniform(

@@ -94,7 +94,7 @@ def main(_: list[str]) -> None:
     asked = [h for h in histories if len(h) > 2]
     if not asked:
         raise SystemExit("No user has three ratings: there is nothing to test.")
-    windows = cut(train, FLAGS.length)
+    windows = cut(train, FLAGS.length + 1)
     batches = (
         tf.data.Dataset.from_tensor_slices(ragged(windows))
         .shuffle(len(windows), FLAGS.seed)
@@ -249,8 +249,9 @@ def show(
         found["score"], np.take_along_axis(scores.numpy(), rows, 1), rtol=1e-3
     )
     print(f"\nwrote {path}; loaded, it recommends")
+    last = " and ".join(titles[row] for row in history[-2:])
     for who, row in zip(
-        (f"after {titles[history[-1]]}", "to whom nothing is known of"),
+        (f"after {last}", "to whom nothing is known of"),
         found["title"].numpy(),
         strict=True,
     ):

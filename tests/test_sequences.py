@@ -36,7 +36,7 @@ def make_model(monkeypatch):
         keras.utils.set_random_seed(0)
         return load("sasrec", monkeypatch).SASRec(
             ITEMS,
-            keras.optimizers.Adam(0.01),
+            keras.optimizers.Adam(0.02),
             **{"dim": 8, "length": 5, "blocks": 2, "heads": 2, **options},
         )
 
@@ -161,20 +161,44 @@ def test_it_learns_a_cycle(make_model, negatives, size_threshold):
         negatives=negatives,
         size_threshold=size_threshold,
     )
-    model.compile(keras.optimizers.Adam(0.01))
+    model.compile(keras.optimizers.Adam(0.02))
     starts = np.arange(ITEMS)
-    rows = [(start + np.arange(4)) % ITEMS for start in starts]
-    batches = tf.data.Dataset.from_tensors(ragged(*rows)).repeat(100)
+    rows = [(start + np.arange(6)) % ITEMS for start in starts]
+    batches = tf.data.Dataset.from_tensors(ragged(*rows)).repeat(150)
     losses = model.fit(batches, epochs=1, verbose=0).history["loss"]
     assert np.isfinite(losses).all()
-    best = np.argmax(model(ragged(*rows)), axis=1)
-    assert np.mean(best == (starts + 4) % ITEMS) > 0.9
+    # After as many as it reads.
+    best = np.argmax(model(ragged(*(row[:5] for row in rows))), axis=1)
+    assert np.mean(best == (starts + 5) % ITEMS) > 0.9
 
 
 def test_ids_out_of_range_are_errors(make_model):
     model = make_model()
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"items.*12 rows"):
         model(ragged([1, ITEMS]))
+
+
+# Serving.
+
+
+def test_what_was_rated_is_not_recommended(data, make_model):
+    model = make_model()
+    numbers = 100 + 10 * np.arange(ITEMS)
+    titles = [f"title {i}" for i in numbers]
+    recommend = data.Recommender(model, numbers, titles)
+    # Longer than what is read, and than ten less than all.
+    rated = [[100, 120, 130, 140, 150, 160, 170, 180], [], [120]]
+    found = recommend(ragged(*rated))
+    for i, row in enumerate(rated):
+        rest = 10 if len(row) < 3 else ITEMS - len(row)
+        best = found["movie_id"].numpy()[i, :rest]
+        assert not set(best) & set(row)
+        scores = found["score"].numpy()[i]
+        assert np.isfinite(scores[:rest]).all()
+        assert not np.isfinite(scores[rest:]).any()
+        assert found["title"][i, 0] == f"title {best[0]}".encode()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        recommend(ragged([100, 101]))
 
 
 # The program.
@@ -191,7 +215,8 @@ def test_the_program_trains_and_exports(tmp_path, strategy):
                 str(EXAMPLES / "sequences.py"),
                 *("--data", str(tmp_path), "--output", str(tmp_path / "out")),
                 *("--epochs", "2", "--dim", "8", "--length", "15"),
-                *("--strategy", strategy, "--negatives", "20", *flags),
+                *("--strategy", strategy, "--negatives", "20"),
+                *("--min_ratings", "1", *flags),
             ],
             env={**os.environ, **environment("")},
             capture_output=True,

@@ -14,12 +14,12 @@
 # # Attention: long histories without padding
 #
 # SASRec reads a user's history by self-attention and predicts the next movie.
-# Here histories are up to 735 movies long and 104 on average, so a batch padded
+# Here histories are up to 736 movies long and 105 on average, so a batch padded
 # to the longest would be mostly empty. The embedding layer gives ragged vectors
 # (`combiner=None`): one for each movie that there is.
 #
-# The model is `examples/sasrec.py`, 190 lines. `examples/sequences.py` trains
-# it longer, and tests it as papers do.
+# The model is `examples/sasrec.py`. `examples/sequences.py` trains it longer,
+# and tests it as papers do.
 
 # %%
 import os
@@ -84,8 +84,8 @@ print(
 # gradients reach the table like those of any lookup, wherever the table is.
 
 # %%
-LENGTH, EPOCHS = 100, 12
-windows = sequences.cut([h[:-1] for h in histories], LENGTH)
+LENGTH, EPOCHS = 50, 8
+windows = sequences.cut([h[:-1] for h in histories], LENGTH + 1)
 batches = (
     tf.data.Dataset.from_tensor_slices(sequences.ragged(windows))
     .shuffle(len(windows), seed=0)
@@ -97,12 +97,12 @@ def adam() -> tf_keras.optimizers.Adam:
     """Its rate falls linearly, to zero at the end of training."""
     return tf_keras.optimizers.Adam(
         tf_keras.optimizers.schedules.PolynomialDecay(
-            2e-3, EPOCHS * len(batches), 0.0
+            3e-3, EPOCHS * len(batches), 0.0
         )
     )
 
 
-model = SASRec(len(titles), adam(), dim=48, length=LENGTH)
+model = SASRec(len(titles), adam(), length=LENGTH)
 model.compile(adam())  # Of all but the table. The model has its loss.
 losses = model.fit(batches, epochs=EPOCHS, verbose=2).history["loss"]
 print(model.embeddings.placement)
@@ -141,8 +141,8 @@ print(f"HR@10 {hit_rates['SASRec']:.3f}; of mixed histories {of_mixed:.3f}")
 # %% [markdown]
 # ## Serving
 #
-# The export takes histories of MovieLens's own numbers, of any length, and has
-# what no user has seen in training: none at all.
+# The export takes histories of MovieLens's own numbers, of any length, empty
+# ones too, and returns ten movies that aren't among them.
 
 # %%
 recommender = sequences.Recommender(model, movie_ids, titles)
@@ -153,9 +153,10 @@ tfrs_embed.serving.export(
 )
 serve = tf.saved_model.load(str(path)).signatures["serving_default"]
 found = serve(
-    # Star Wars and The Empire Strikes Back; Cinderella and Dumbo; nothing.
-    history_values=tf.constant([50, 172, 480, 501], tf.int64),
-    history_row_splits=tf.constant([0, 2, 4, 4], tf.int64),
+    # Star Wars and The Empire Strikes Back; Snow White, Dumbo and The Lion
+    # King; none.
+    history_values=tf.constant([50, 172, 99, 501, 71], tf.int64),
+    history_row_splits=tf.constant([0, 2, 5, 5], tf.int64),
 )
 for row in found["title"].numpy():
     print(*(title.decode() for title in row[:5]), sep=", ")
@@ -169,4 +170,4 @@ print(
     f"{hit_rates['popularity']:.4f}, of mixed histories {of_mixed:.4f}"
 )
 assert hit_rates["SASRec"] > 1.5 * hit_rates["popularity"]
-assert hit_rates["SASRec"] > of_mixed
+assert hit_rates["SASRec"] > 1.2 * of_mixed
