@@ -18,7 +18,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
-.PHONY: notebooks
+.PHONY: notebooks sequences
 .PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: wheels bazel clean
 
@@ -90,6 +90,11 @@ dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks
 # An emulated slice; ARGS="--emulate v6e-4", or --tpu NAME for a real one.
 tpu: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on an emulated TPU
 	$(RUN) examples/tpu_ranking.py $(or $(ARGS),--emulate v5p-8)
+
+# ARGS="--ratings ml-1m/ratings.dat" for other data; and other flags.
+sequences: $(VENV)/.ready-examples $(VENV)/.movielens
+sequences: ## Train SASRec on MovieLens-100K's histories
+	$(RUN) examples/sequences.py $(ARGS)
 
 # ARGS="--checkpoints FOLDER" to go on where it was; and other flags.
 streaming: $(VENV)/.ready-examples $(VENV)/.movielens

@@ -365,6 +365,24 @@ def load_movies(folder: pathlib.Path) -> list[Movie]:
     ]
 
 
+def load_titles(folder: pathlib.Path) -> dict[int, str]:
+    """Reads each movie's title and year, by MovieLens's number.
+
+    Args:
+        folder: where the files are.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+    """
+    if not (folder / MOVIES).is_file():
+        raise FileNotFoundError(f"{folder} has no file {MOVIES}.")
+    movie_id, title, year, _ = _read(folder / MOVIES)
+    return {
+        int(i): f"{t} ({y})"
+        for i, t, y in zip(movie_id, title, year, strict=True)
+    }
+
+
 def load_stream(folder: pathlib.Path) -> Stream:
     """Reads all ratings, by time; those of one second by user and movie.
 
