@@ -1,8 +1,8 @@
 """Batches of Parquet files as a `tf.data.Dataset`.
 
-The dataset is a range of batch numbers and a function from a number to its
-batch. The function has no state that changes the batch, so that TensorFlow saves
-the dataset's iterator as a number, and restores it exactly.
+The dataset is a range of batch numbers, and a function from a number to its
+batch. What the function keeps in memory changes no batch: TensorFlow saves an
+iterator as its next number, and restores it exactly.
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ def parquet_dataset(
     `batch_size` rows. The number of batches is known (`cardinality()`). An
     iterator's state is the number of its next batch: checkpoints and
     `tfrs_embed.checkpoint.FitPosition` continue with this batch, and read no
-    row before it, except those of its own row group.
+    row before it, except those of its own row group. With `shuffle_seed` put
+    `repeat` directly behind the dataset: operations that run ahead, as `map`
+    and `prefetch`, would come to the end of an iteration, where TensorFlow saves
+    no seeds.
 
-    Up to three row groups are in memory, decoded. A thread reads the next one.
+    Up to three row groups are in memory, decoded. A thread reads the next one;
+    end the input with `prefetch`, as any, so that batches are made ahead, too.
     Needs pyarrow: `pip install 'tfrs_embed[parquet]'`.
 
     Example:
@@ -93,8 +97,9 @@ def parquet_dataset(
 
     Returns:
         The dataset. Its iterators raise `tf.errors.InvalidArgumentError` for a
-        null, or text of a string column that is not UTF-8, with the column,
-        the file and the row's number in it; bytes of a binary column may be any.
+        null, and for text of a string column that is not UTF-8, with the
+        column, the file and the row's number in it. Bytes of a binary column
+        may be any.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -157,8 +162,7 @@ def parquet_dataset(
     dataset = seeds.flat_map(
         lambda seed: numbers.map(functools.partial(read, seed))
     )
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches))
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
 
 def _paths(files: Any) -> list[str]:
@@ -310,8 +314,8 @@ class _Files:
                 tf.constant(value, dtype, [])
             except (TypeError, ValueError) as error:
                 raise TypeError(
-                    f"The default value of column '{name}' must be of {dtype.name}, "
-                    f"got {value!r}."
+                    f"The default value of column '{name}' must be of "
+                    f"{dtype.name}, got {value!r}."
                 ) from error
 
     def read(self, number: int, seed: int | None) -> list[_Values]:
@@ -422,13 +426,11 @@ class _Files:
         for at in self._not_utf8(array if words is None else words):
             if words is not None:
                 at = _first(self._arrow.compute.equal(array.indices, at))
-            fail(
-                at,
-                "text that is not UTF-8, as bytes of a binary column may be,",
-            )
-        if words is not None:
-            words, array = self._numpy(words), array.indices
-        values = self._numpy(array)
+            fail(at, "text that is not UTF-8")
+        if words is None:
+            values = self._numpy(array)
+        else:
+            words, values = self._numpy(words), array.indices.to_numpy()
         if types.is_fixed_size_list(kind):
             values, splits = values.reshape([-1, kind.list_size]), None
         return _Values(values, words, splits)
