@@ -57,8 +57,8 @@ def parquet_dataset(
     iterator's state is the number of its next batch: checkpoints and
     `tfrs_embed.checkpoint.FitPosition` continue with this batch, and read no
     row before it, except those of its own row group. With `shuffle_seed` put
-    `repeat` directly behind the dataset: operations that run ahead, as `map`
-    and `prefetch`, would come to the end of an iteration, where TensorFlow saves
+    `repeat` right behind the dataset: what runs ahead, as `map` and `prefetch`
+    do, would come to the end of an iteration, where TensorFlow saves
     no seeds.
 
     Up to three row groups are in memory, decoded. A thread reads the next one;
