@@ -16,8 +16,9 @@ Contenders have a process each, and take turns:
 
 torch has no hash of strings: its ids are the 8 bytes as an integer, modulo the
 rows, which takes no time. A turn begins with steps that are not timed, for
-batches that were made while others had their turns. "input" is how many samples
-come from the files in a second without training.
+batches that were made while others had their turns. "core µs" is the processor
+time of a sample, reading and training together. "input" is how many samples come
+from the files in a second without training.
 """
 
 import argparse
@@ -343,6 +344,16 @@ def load_torch(args):
     return step, load()
 
 
+def processor_seconds():
+    """Of this process and those that read for it."""
+    ticks, own = 0, pathlib.Path("/proc/self/task")
+    for children in own.glob("*/children"):
+        for child in children.read_text().split():
+            fields = pathlib.Path(f"/proc/{child}/stat").read_text()
+            ticks += sum(map(int, fields.rpartition(")")[2].split()[11:13]))
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def answer(args):
     """Answers seconds with samples a second, or the input's without steps."""
     channel = os.fdopen(os.dup(1), "w")
@@ -353,11 +364,13 @@ def answer(args):
     print(json.dumps(losses), file=channel, flush=True)
 
     def run(work, seconds):
-        start, count = time.perf_counter(), 0
+        start, before, count = time.perf_counter(), processor_seconds(), 0
         while time.perf_counter() - start < seconds:
             work(count)
             count += 1
-        return count * args.batch / (time.perf_counter() - start)
+        samples = count * args.batch
+        took = processor_seconds() - before
+        return samples / (time.perf_counter() - start), 1e6 * took / samples
 
     for line in sys.stdin:
         seconds, trains = json.loads(line)
@@ -421,17 +434,20 @@ def measure(args, folder):
         for name in np.roll(there, number):
             process = processes[name]
             process.found.append(process.turn(args.seconds, True))
-    best = statistics.median(processes[there[0]].found)
-    print(f"{'contender':<10} {'samples/s':>10} of {there[0]:<9} {'input':>9}")
+    best = statistics.median(rate for rate, _ in processes[there[0]].found)
+    print(
+        f"{'contender':<10} {'samples/s':>10} of {there[0]:<9} "
+        f"{'core µs':>8} {'input':>9}"
+    )
     for name, process in processes.items():
         if process.missing:
             print(f"{name:<10} missing: {process.missing}")
             continue
-        rate = statistics.median(process.found)
+        rate, spent = map(statistics.median, zip(*process.found, strict=True))
         alone = process.turn(args.seconds, False)
         print(
-            f"{name:<10} {rate:10,.0f} {rate / best:12.3f} "
-            f"{'' if alone is None else f'{alone:,.0f}':>9}"
+            f"{name:<10} {rate:10,.0f} {rate / best:12.3f} {spent:8.1f} "
+            f"{'' if alone is None else f'{alone[0]:,.0f}':>9}"
         )
         # They learn the labels' mean, if nothing else.
         assert np.mean(process.losses[-5:]) < 1, process.losses
