@@ -17,8 +17,8 @@ Contenders have a process each, and take turns:
 torch has no hash of strings: its ids are the 8 bytes as an integer, modulo the
 rows, which takes no time. A turn begins with steps that are not timed, for
 batches that were made while others had their turns. "core µs" is the processor
-time of a sample, reading and training together. "input" is how many samples come
-from the files in a second without training.
+time of a sample, reading and training together. "input" is how many samples
+come from the files in a second without training.
 """
 
 import argparse

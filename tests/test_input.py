@@ -473,7 +473,7 @@ def test_the_share_of_waiting(tmp_path):
     assert int(watched.cardinality()) == 20
     for _ in watched:
         time.sleep(0.02)
-    assert 0.3 < waits.share() < 0.7
+    assert 0.2 < waits.share() < 0.8
     assert waits.share() is None
     for _ in waits.watch(dataset.prefetch(30)):
         time.sleep(0.04)
