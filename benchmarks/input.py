@@ -397,7 +397,12 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env={
+                **os.environ,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                # torch's threads must not spin where reading needs a core.
+                "OMP_WAIT_POLICY": "passive",
+            },
         )
         self.missing, self.found = "", []
         try:
