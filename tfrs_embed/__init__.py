@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
     from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
     from tfrs_embed.storage.retrieval import TopK
-    from tfrs_embed.tools import monitoring, report, testing, tpu_check
+    from tfrs_embed.tools import data, monitoring, report, testing, tpu_check
     from tfrs_embed.tools.planner import (
         Hardware,
         Plan,
@@ -87,6 +87,7 @@ __all__ = [
     "TopK",
     "__version__",
     "checkpoint",
+    "data",
     "embedding_lookup",
     "hot_rows",
     "kernels",
@@ -131,6 +132,7 @@ __getattr__ = lazy.importer(
         ),
     },
     submodules=(
+        "data",
         "keras3",
         "monitoring",
         "report",

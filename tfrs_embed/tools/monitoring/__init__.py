@@ -3,12 +3,14 @@
 `monitor` makes the reports of `reports`: `rows` reads tables, and `lookups`
 counts the lookups of batches. `callback` makes reports while Keras trains,
 `log` writes them, and `projector` writes tables for TensorBoard's projector.
+`input_waits` measures how long training waits for its input.
 
 Example:
     >>> statistics = tfrs_embed.monitoring.TableStatistics("logs", every=1000)
 """
 
 from tfrs_embed.tools.monitoring.callback import TableStatistics
+from tfrs_embed.tools.monitoring.input_waits import InputWaits
 from tfrs_embed.tools.monitoring.log import read_log
 from tfrs_embed.tools.monitoring.lookups import lookup_statistics
 from tfrs_embed.tools.monitoring.monitor import TableMonitor
@@ -26,6 +28,7 @@ from tfrs_embed.tools.monitoring.reports import (
 __all__ = [
     "DiskReport",
     "FileReport",
+    "InputWaits",
     "KeyReport",
     "LookupReport",
     "ReplicaReport",

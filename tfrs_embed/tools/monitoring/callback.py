@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.arguments import integer, integer_or_none
+from tfrs_embed.tools.monitoring.input_waits import InputWaits
 from tfrs_embed.tools.monitoring.log import StatisticsLog
 from tfrs_embed.tools.monitoring.monitor import (
     TableMonitor,
@@ -56,6 +58,8 @@ class TableStatistics(kerases.Hooks):
             first 32 are read at once and kept; each report counts their
             lookups. None: no lookups are counted. The model must have one
             layer with tables.
+        input_waits: what watches the dataset of `fit`: reports then have
+            `input_wait_share`.
 
     Attributes:
         reports: the last report of each layer.
@@ -72,6 +76,7 @@ class TableStatistics(kerases.Hooks):
         *,
         sample: int | None = 10_000,
         batches: Any = None,
+        input_waits: InputWaits | None = None,
     ) -> None:
         self._every = integer(every, "every")
         self._log_dir = log_dir
@@ -83,6 +88,7 @@ class TableStatistics(kerases.Hooks):
             if batches is None
             else list(itertools.islice(batches, MOST_BATCHES))
         )
+        self._input_waits = input_waits
         self.reports: list[StatisticsReport] = []
         self._begin()
 
@@ -146,6 +152,8 @@ class TableStatistics(kerases.Hooks):
     def _report(self) -> None:
         assert self._log is not None
         self.reports = []
+        waits = self._input_waits
+        share = None if waits is None else waits.share()
         for layer in self._layers():
             # A layer that training doesn't call has no tables.
             names = table_names(layer) if layer._has_tables else []
@@ -157,6 +165,7 @@ class TableStatistics(kerases.Hooks):
                 id(layer), TableMonitor(layer, names, self._sample)
             )
             report = monitor.measure(self._step, self._batches)
+            report = dataclasses.replace(report, input_wait_share=share)
             self._log.write(report)
             self.reports.append(report)
 

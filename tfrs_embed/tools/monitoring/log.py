@@ -71,6 +71,7 @@ def _scalars(report: StatisticsReport) -> dict[str, float]:
             for r in found["replicas"]
         },
         f"replicas/{report.layer}": {"imbalance": found["imbalance"]},
+        "input": {"wait_share": found["input_wait_share"]},
     }
     return {
         tag: value

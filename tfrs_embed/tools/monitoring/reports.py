@@ -234,6 +234,8 @@ class StatisticsReport(Mapping[str, TableReport]):
         replicas: this process's replicas, if they share the tables' rows.
         disk: the process's use of disks, if a table, or what it evicts, is in
             files.
+        input_wait_share: the share of the time since the last report in which
+            training waited for its input, if an `InputWaits` measured it.
     """
 
     layer: str
@@ -241,6 +243,7 @@ class StatisticsReport(Mapping[str, TableReport]):
     tables: tuple[TableReport, ...]
     replicas: tuple[ReplicaReport, ...] = ()
     disk: DiskReport | None = None
+    input_wait_share: float | None = None
 
     def __getitem__(self, table: str) -> TableReport:
         for each in self.tables:

@@ -1,0 +1,476 @@
+"""Times training from files: a DLRM of Criteo's form.
+
+    python benchmarks/input.py --torch /path/to/its/bin/python
+
+The script writes --samples samples, of 13 floats, 26 strings of 8 bytes and
+a label, to Parquet and to TFRecord files in a folder, and trains the same model
+on them. The strings are those of a power law over the cardinalities of Criteo's
+columns; each column is hashed into a table of as many rows, at most --rows.
+Contenders have a process each, and take turns:
+
+    memory      our layer, of batches that were made before
+    parquet     our layer, of `tfrs_embed.data.parquet_dataset`
+    tfrecord    our layer, of TFRecord files and `tf.io.parse_example`
+    stock       Keras's Hashing and Embedding, of the same TFRecord files
+    torch       torch's EmbeddingBag and DataLoader, of the same Parquet files
+
+torch has no hash of strings: its ids are the 8 bytes as an integer, modulo the
+rows, which takes no time. A turn begins with steps that are not timed, for
+batches that were made while others had their turns. "core µs" is the processor
+time of a sample, reading and training together. "input" is how many samples
+come from the files in a second without training.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import cases
+import numpy as np
+
+CONTENDERS = ("memory", "parquet", "tfrecord", "stock", "torch")
+FLOATS = [f"I{i}" for i in range(1, 14)]
+WORDS = [f"C{i}" for i in range(1, 27)]
+COLUMNS = ["label", *FLOATS, *WORDS]
+BYTES = 8  # Of a word.
+RATE, INITIAL, EPSILON = 0.01, 0.1, 1e-7  # Adagrad's.
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--samples", type=int, default=2_000_000)
+    parser.add_argument("--files", type=int, default=8)
+    parser.add_argument("--group", type=int, default=100_000, help="its rows")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--bottom", type=int, nargs="+", default=[512, 256, 64])
+    parser.add_argument("--top", type=int, nargs="+", default=[512, 256])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4, help="of a turn")
+    parser.add_argument("--folder", help="where files are, or are written to")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS
+    )
+    parser.add_argument(
+        "--torch",
+        default=sys.executable,
+        help="the interpreter that has torch and pyarrow",
+    )
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# The files.
+
+
+def make_samples(rng, count):
+    """Labels, floats [count, 13], and the words' bytes [count, 26, 8]."""
+    labels = rng.integers(0, 2, count)
+    floats = rng.lognormal(size=[count, len(FLOATS)]).astype(np.float32)
+    words = np.empty([count, len(WORDS), BYTES], np.uint8)
+    power = 1 - cases.ALPHA
+    for i, cardinality in enumerate(cases.CRITEO):
+        # The integral of x^-ALPHA, inverted.
+        drawn = 1 + rng.random(count) * ((cardinality + 1.0) ** power - 1)
+        ids = np.minimum(drawn ** (1 / power) - 1, cardinality - 1)
+        mixed = (ids.astype(np.uint64) + 1) * (2_654_435_761 + 2 * i) % 2**32
+        digits = mixed[:, None] >> np.arange(0, 32, 4, dtype=np.uint64) & 15
+        words[:, i] = np.frombuffer(b"0123456789abcdef", np.uint8)[digits]
+    return labels, floats, words
+
+
+def write(args, folder):
+    """Writes the samples in both formats."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    count = args.samples // args.files
+    # All records have the same length, and fields at the same places.
+    marks = {n: bytes([128 + i]) * BYTES for i, n in enumerate(WORDS)}
+    numbers = {n: np.float32(1e9 + i * 1e6) for i, n in enumerate(FLOATS)}
+    features = {n: bytes_feature(tf, m) for n, m in marks.items()}
+    for name, value in numbers.items():
+        features[name] = tf.train.Feature(
+            float_list=tf.train.FloatList(value=[value])
+        )
+    features["label"] = tf.train.Feature(
+        int64_list=tf.train.Int64List(value=[99])
+    )
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    record = example.SerializeToString()
+    at_label = record.index(99, record.index(b"label"))
+    for number in range(args.files):
+        labels, floats, words = make_samples(rng, count)
+        arrays = {"label": pa.array(labels)}
+        arrays |= {n: pa.array(floats[:, i]) for i, n in enumerate(FLOATS)}
+        offsets = np.arange(count + 1, dtype=np.int32) * BYTES
+        for i, name in enumerate(WORDS):
+            data = np.ascontiguousarray(words[:, i])
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+            arrays[name] = pa.Array.from_buffers(pa.string(), count, buffers)
+        pq.write_table(
+            pa.table(arrays),
+            f"{folder}/part-{number:03d}.parquet",
+            row_group_size=args.group,
+        )
+        records = np.tile(np.frombuffer(record, np.uint8), (count, 1))
+        records[:, at_label] = labels
+        for i, name in enumerate(FLOATS):
+            at = record.index(numbers[name].tobytes())
+            records[:, at : at + 4] = floats[:, i : i + 1].view(np.uint8)
+        for i, name in enumerate(WORDS):
+            at = record.index(marks[name])
+            records[:, at : at + BYTES] = words[:, i]
+        path = f"{folder}/part-{number:03d}.tfrecord"
+        with tf.io.TFRecordWriter(path) as writer:
+            for row in records:
+                writer.write(row.tobytes())
+
+
+def bytes_feature(tf, value):
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+# The contenders.
+
+
+def table_rows(args):
+    return [min(n, args.rows) for n in cases.CRITEO]
+
+
+def load_tensorflow(args):
+    """A step of TensorFlow's, and its input."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+    import tf_keras
+
+    import tfrs_embed
+
+    tf_keras.utils.set_random_seed(0)
+    adagrad = tf_keras.optimizers.legacy.Adagrad(
+        RATE, initial_accumulator_value=INITIAL, epsilon=EPSILON
+    )
+    sizes = dict(zip(WORDS, table_rows(args), strict=True))
+    if args.contender == "stock":
+        hashes = {n: tf_keras.layers.Hashing(s) for n, s in sizes.items()}
+        tables = {
+            n: tf_keras.layers.Embedding(s, args.dim) for n, s in sizes.items()
+        }
+
+        def embed(words):
+            return [tables[n](hashes[n](words[n])) for n in WORDS]
+    else:
+        layer = tfrs_embed.PartialTPUEmbedding(
+            {
+                n: tfrs_embed.FeatureConfig(
+                    n,
+                    tfrs_embed.TableConfig(
+                        n,
+                        s,
+                        args.dim,
+                        tf_keras.initializers.RandomUniform(-0.05, 0.05),
+                    ),
+                    hashing=tfrs_embed.Hash(),
+                )
+                for n, s in sizes.items()
+            },
+            adagrad,
+            size_threshold=0,
+        )
+
+        def embed(words):
+            return list(layer(words, training=True).values())
+
+    def mlp(units):
+        return tf_keras.Sequential(
+            [tf_keras.layers.Dense(n, "relu") for n in units]
+        )
+
+    bottom, top = mlp([*args.bottom, args.dim]), mlp(args.top)
+    click = tf_keras.layers.Dense(1)
+    count = len(WORDS) + 1
+    row, column = np.tril_indices(count, -1)
+    pairs = row * count + column
+
+    def predict(batch):
+        dense = tf.math.log1p(tf.stack([batch[n] for n in FLOATS], 1))
+        dense = bottom(dense)
+        vectors = tf.stack([dense, *embed({n: batch[n] for n in WORDS})], 1)
+        products = tf.matmul(vectors, vectors, transpose_b=True)
+        products = tf.reshape(products, [-1, count**2])
+        products = tf.gather(products, pairs, axis=1)
+        return click(top(tf.concat([dense, products], 1)))[:, 0]
+
+    def train(batch):
+        with tf.GradientTape() as tape:
+            logits = predict(batch)
+            labels = tf.cast(batch["label"], tf.float32)
+            loss = tf.reduce_mean(
+                tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+            )
+        models = [bottom, top, click]
+        models += [layer] if args.contender != "stock" else tables.values()
+        variables = [v for model in models for v in model.trainable_variables]
+        gradients = tape.gradient(loss, variables)
+        adagrad.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    step = tf.function(train)
+    if args.contender in ("memory", "parquet"):
+        dataset = tfrs_embed.data.parquet_dataset(
+            f"{args.folder}/*.parquet",
+            COLUMNS,
+            args.batch,
+            drop_remainder=True,
+        )
+        dataset = dataset.repeat().prefetch(tf.data.AUTOTUNE)
+    else:
+        spec = {n: tf.io.FixedLenFeature([], tf.string) for n in WORDS}
+        spec |= {n: tf.io.FixedLenFeature([], tf.float32) for n in FLOATS}
+        spec["label"] = tf.io.FixedLenFeature([], tf.int64)
+        dataset = (
+            tf.data.TFRecordDataset(
+                sorted(map(str, pathlib.Path(args.folder).glob("*.tfrecord")))
+            )
+            .batch(args.batch, drop_remainder=True)
+            .map(
+                lambda records: tf.io.parse_example(records, spec),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            )
+            .repeat()
+            .prefetch(tf.data.AUTOTUNE)
+        )
+    if args.contender == "memory":
+        batches = list(dataset.take(32))
+        return lambda i: float(step(batches[i % 32])), None
+    iterator = iter(dataset)
+    from_iterator = tf.function(lambda each: train(next(each)))
+    return lambda _: float(from_iterator(iterator)), iter(dataset)
+
+
+def load_torch(args):
+    """A step of torch's, and its input."""
+    import pyarrow.parquet as pq
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    sizes = table_rows(args)
+
+    class Samples(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                for path in sorted(pathlib.Path(args.folder).glob("*.parquet")):
+                    file = pq.ParquetFile(path)
+                    for batch in file.iter_batches(args.batch, columns=COLUMNS):
+                        if len(batch) == args.batch:
+                            yield self.tensors(batch)
+
+        def tensors(self, batch):
+            dense = np.stack([batch[n].to_numpy() for n in FLOATS], 1)
+            ids = []
+            for name, size in zip(WORDS, sizes, strict=True):
+                words = batch[name]
+                data = np.frombuffer(words.buffers()[2], np.uint64)
+                data = data[words.offset : words.offset + len(words)]
+                ids.append((data % size).astype(np.int64))
+            labels = batch["label"].to_numpy().astype(np.float32)
+            return [*map(torch.from_numpy, (dense, np.stack(ids), labels))]
+
+    def mlp(width, units):
+        layers = []
+        for n in units:
+            layers += [torch.nn.Linear(width, n), torch.nn.ReLU()]
+            width = n
+        return torch.nn.Sequential(*layers)
+
+    count = len(WORDS) + 1
+    bottom = mlp(len(FLOATS), [*args.bottom, args.dim])
+    top = mlp(args.dim + count * (count - 1) // 2, args.top)
+    click = torch.nn.Linear(args.top[-1], 1)
+    tables = [
+        torch.nn.EmbeddingBag(n, args.dim, mode="sum", sparse=True)
+        for n in sizes
+    ]
+    for table in tables:
+        torch.nn.init.uniform_(table.weight, -0.05, 0.05)
+    models = [bottom, top, click, *tables]
+    optimizer = torch.optim.Adagrad(
+        [p for model in models for p in model.parameters()],
+        RATE,
+        initial_accumulator_value=INITIAL,
+        eps=EPSILON,
+    )
+    row, column = np.tril_indices(count, -1)
+    pairs = torch.from_numpy(row * count + column)
+    loss_of = torch.nn.BCEWithLogitsLoss()
+
+    def step(_):
+        dense, ids, labels = next(batches)
+        optimizer.zero_grad()
+        dense = bottom(torch.log1p(dense))
+        vectors = [
+            table(each[:, None])
+            for table, each in zip(tables, ids, strict=True)
+        ]
+        vectors = torch.stack([dense, *vectors], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        logits = click(top(torch.cat([dense, products[:, pairs]], 1)))[:, 0]
+        loss = loss_of(logits, labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    def load():
+        # A process of its own reads, as a dataset's does whose Python works.
+        loader = torch.utils.data.DataLoader(
+            Samples(), batch_size=None, num_workers=1, prefetch_factor=4
+        )
+        return iter(loader)
+
+    batches = load()
+    return step, load()
+
+
+def processor_seconds():
+    """Of this process and those that read for it."""
+    ticks, own = 0, pathlib.Path("/proc/self/task")
+    for children in own.glob("*/children"):
+        for child in children.read_text().split():
+            fields = pathlib.Path(f"/proc/{child}/stat").read_text()
+            ticks += sum(map(int, fields.rpartition(")")[2].split()[11:13]))
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def answer(args):
+    """Answers seconds with samples a second, or the input's without steps."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Libraries' output must not get between the messages.
+    load = load_torch if args.contender == "torch" else load_tensorflow
+    step, batches = load(args)
+    losses = [step(i) for i in range(20)]
+    print(json.dumps(losses), file=channel, flush=True)
+
+    def run(work, seconds):
+        start, before, count = time.perf_counter(), processor_seconds(), 0
+        while time.perf_counter() - start < seconds:
+            work(count)
+            count += 1
+        samples = count * args.batch
+        took = processor_seconds() - before
+        return samples / (time.perf_counter() - start), 1e6 * took / samples
+
+    for line in sys.stdin:
+        seconds, trains = json.loads(line)
+        work = step if trains else lambda _: next(batches)
+        found = None
+        if trains or batches is not None:
+            run(work, seconds / 3)
+            found = run(work, seconds)
+        print(json.dumps(found), file=channel, flush=True)
+
+
+class Process:
+    """A contender's process; `missing` says why there is none."""
+
+    def __init__(self, contender, args, folder):
+        interpreter = args.torch if contender == "torch" else sys.executable
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [
+                *(interpreter, __file__, *sys.argv[1:]),
+                *("--contender", contender, "--folder", folder),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={
+                **os.environ,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                # torch's threads must not spin where reading needs a core.
+                "OMP_WAIT_POLICY": "passive",
+            },
+        )
+        self.missing, self.found = "", []
+        try:
+            self.losses = self._read()
+        except RuntimeError as error:
+            self.missing = str(error)
+
+    def turn(self, seconds, trains):
+        print(
+            json.dumps([seconds, trains]), file=self._process.stdin, flush=True
+        )
+        return self._read()
+
+    def _read(self):
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            lines = self._log.read().strip().splitlines()
+            raise RuntimeError(lines[-1] if lines else "it died")
+        return json.loads(line)
+
+    def close(self):
+        if not self.missing:
+            self._process.communicate()
+        self._log.close()
+
+
+def measure(args, folder):
+    processes = {n: Process(n, args, folder) for n in args.contenders}
+    there = [n for n in processes if not processes[n].missing]
+    for number in range(args.rounds):
+        # Not always in one order: who comes after whom counts.
+        for name in np.roll(there, number):
+            process = processes[name]
+            process.found.append(process.turn(args.seconds, True))
+    best = statistics.median(rate for rate, _ in processes[there[0]].found)
+    print(
+        f"{'contender':<10} {'samples/s':>10} of {there[0]:<9} "
+        f"{'core µs':>8} {'input':>9}"
+    )
+    for name, process in processes.items():
+        if process.missing:
+            print(f"{name:<10} missing: {process.missing}")
+            continue
+        rate, spent = map(statistics.median, zip(*process.found, strict=True))
+        alone = process.turn(args.seconds, False)
+        print(
+            f"{name:<10} {rate:10,.0f} {rate / best:12.3f} {spent:8.1f} "
+            f"{'' if alone is None else f'{alone[0]:,.0f}':>9}"
+        )
+        # They learn the labels' mean, if nothing else.
+        assert np.mean(process.losses[-5:]) < 1, process.losses
+    for process in processes.values():
+        process.close()
+
+
+def main():
+    args = parse()
+    if args.contender:
+        answer(args)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or temporary
+        if not any(pathlib.Path(folder).glob("*.parquet")):
+            write(args, folder)
+        measure(args, folder)
+
+
+if __name__ == "__main__":
+    main()
