@@ -3,6 +3,16 @@
 The dataset is a range of batch numbers, and a function from a number to its
 batch. What the function keeps in memory changes no batch: TensorFlow saves an
 iterator as its next number, and restores it exactly.
+
+Example:
+    >>> import pyarrow as pa
+    >>> import pyarrow.parquet as pq
+    >>> pq.write_table(pa.table({"user": ["ann", "bob"]}), "clicks.parquet")
+    >>> dataset = tfrs_embed.data.parquet_dataset(
+    ...     "clicks.parquet", ["user"], batch_size=2
+    ... )
+    >>> [batch["user"].numpy().tolist() for batch in dataset]
+    [[b'ann', b'bob']]
 """
 
 from __future__ import annotations

@@ -32,7 +32,13 @@ class InputWaits:
         """Returns the dataset, whose iterators measure the time.
 
         It must be the last of the input's operations, after `prefetch`.
-        Iterators can be saved as before. It takes 0.2 to 0.4 ms a batch.
+        Iterators can be saved as before. It takes 0.2 to 0.7 ms a batch.
+
+        Args:
+            dataset: the input of training, with any elements.
+
+        Returns:
+            A dataset of the same elements.
         """
         single = tf.data.Dataset.from_tensors
 
@@ -61,7 +67,11 @@ class InputWaits:
         )
 
     def share(self) -> float | None:
-        """Returns the share since the last call; None: there was no batch."""
+        """Returns the share since the last call.
+
+        Returns:
+            A number from 0 to 1; None: there was no batch.
+        """
         begin, waited = self._start, self._seconds
         self._begin()
         return waited / (self._start - begin) if waited else None
