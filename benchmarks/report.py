@@ -18,6 +18,13 @@ MIB = 1 << 20
 DIFFERS = "†"  # Marks contenders that compute something else.
 DENSE_PARTS = {"fbgemm": "dense-torch"}  # All others': dense-tf.
 
+OTHERS = """\
+Other programs' figures stand beside what they measure:
+[sequences](sequences.md), [retrieval](retrieval.md),
+[files](input.md), [tables larger than memory](memory.md#tables-in-files),
+[serving](serving.md), [checkpoints](checkpoints.md), [hashing](hashing.md),
+[dynamic tables](dynamic_tables.md), [clusters](scaling.md)."""
+
 INTRODUCTIONS = {
     "row_wise": (
         "Row-wise Adagrad",
@@ -157,6 +164,8 @@ def header(results, args):
             "then read and write each unique row of the table and its slots, "
             "prefetching, and compute nothing."
         ),
+        "",
+        OTHERS,
         "",
         f"- {machine()}",
         "- " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())),
