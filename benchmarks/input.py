@@ -26,13 +26,13 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import cases
 import numpy as np
+from contenders import Contender
 
 CONTENDERS = ("memory", "parquet", "tfrecord", "stock", "torch")
 FLOATS = [f"I{i}" for i in range(1, 14)]
@@ -382,53 +382,22 @@ def answer(args):
         print(json.dumps(found), file=channel, flush=True)
 
 
-class Process:
-    """A contender's process; `missing` says why there is none."""
+class Process(Contender):
+    """A contender's process."""
 
     def __init__(self, contender, args, folder):
-        interpreter = args.torch if contender == "torch" else sys.executable
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [
-                *(interpreter, __file__, *sys.argv[1:]),
-                *("--contender", contender, "--folder", folder),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={
-                **os.environ,
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                # torch's threads must not spin where reading needs a core.
-                "OMP_WAIT_POLICY": "passive",
-            },
+        super().__init__(
+            *sys.argv[1:],
+            *("--contender", contender, "--folder", folder),
+            python=args.torch if contender == "torch" else None,
+            # torch's threads must not spin where reading needs a core.
+            OMP_WAIT_POLICY="passive",
         )
-        self.missing, self.found = "", []
-        try:
-            self.losses = self._read()
-        except RuntimeError as error:
-            self.missing = str(error)
+        self.found = []
+        self.losses = self.begin(self.read)
 
     def turn(self, seconds, trains):
-        print(
-            json.dumps([seconds, trains]), file=self._process.stdin, flush=True
-        )
-        return self._read()
-
-    def _read(self):
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            lines = self._log.read().strip().splitlines()
-            raise RuntimeError(lines[-1] if lines else "it died")
-        return json.loads(line)
-
-    def close(self):
-        if not self.missing:
-            self._process.communicate()
-        self._log.close()
+        return self.ask(json.dumps([seconds, trains]))
 
 
 def measure(args, folder):

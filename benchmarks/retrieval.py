@@ -11,16 +11,14 @@ table.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
+from contenders import Contender
 
 SEED = 0
 
@@ -182,49 +180,22 @@ def answer(args):
         print(json.dumps([seconds, peak, found]), file=channel, flush=True)
 
 
-class Process:
-    """A contender's process; `missing` says why there is none."""
+class Process(Contender):
+    """A contender's process."""
 
     def __init__(self, contender, args):
-        interpreter = args.faiss if contender == "faiss" else sys.executable
-        command = [interpreter, __file__, "--contender", contender]
+        options = ["--contender", contender]
         for name in ("rows", "dim", "queries", "k"):
-            command += [f"--{name}", str(getattr(args, name))]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        self.missing = ""
+            options += [f"--{name}", str(getattr(args, name))]
+        python = args.faiss if contender == "faiss" else None
+        super().__init__(*options, python=python)
         self.seconds = []
-        try:
-            self.find()  # Traces.
-            self.seconds = []
-        except RuntimeError as error:
-            self.missing = str(error)
+        self.begin(self.find)  # Traces.
+        self.seconds = []
 
     def find(self):
-        line = ""
-        with contextlib.suppress(BrokenPipeError):  # It ended while loading.
-            print(file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            self._log.seek(0)
-            lines = self._log.read().strip().splitlines()
-            last = lines[-1] if lines else ""
-            raise RuntimeError(f"it ended with {code}: {last}")
-        seconds, self.peak, self.found = json.loads(line)
+        seconds, self.peak, self.found = self.ask("")
         self.seconds.append(seconds)
-
-    def close(self):
-        if not self.missing:
-            self._process.communicate()
-        self._log.close()
 
 
 def main():

@@ -15,12 +15,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
+from contenders import Contender
 
 RATE, INITIAL, EPSILON = 0.05, 0.1, 1e-7  # Adagrad's.
 ALPHA = 1.05  # The ids' power law.
@@ -195,47 +194,23 @@ def answer(args):
         print(json.dumps([seconds, peak, loss]), file=channel, flush=True)
 
 
-class Process:
-    """A contender's process; `missing` says why there is none."""
+class Process(Contender):
+    """A contender's process."""
 
     def __init__(self, contender, args):
-        interpreter = args.fbgemm if contender == "fbgemm" else sys.executable
-        command = [interpreter, __file__, "--contender", contender]
+        options = ["--contender", contender]
         for name in ("features", "rows", "dim", "batch", "mean", "longest"):
-            command += [f"--{name}", str(getattr(args, name))]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        self.missing = ""
+            options += [f"--{name}", str(getattr(args, name))]
+        python = args.fbgemm if contender == "fbgemm" else None
+        super().__init__(*options, python=python)
         self.seconds, self.losses = [], []
-        try:
-            self.train(2)  # Allocates what stays.
-            self.seconds = []
-        except RuntimeError as error:
-            self.missing = str(error)
+        self.begin(self.train, 2)  # Allocates what stays.
+        self.seconds = []
 
     def train(self, steps):
-        print(steps, file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            lines = self._log.read().strip().splitlines()
-            raise RuntimeError(lines[-1] if lines else "it died")
-        seconds, self.peak, loss = json.loads(line)
+        seconds, self.peak, loss = self.ask(steps)
         self.seconds.append(statistics.mean(seconds))
         self.losses.append(loss)
-
-    def close(self):
-        if not self.missing:
-            self._process.communicate()
-        self._log.close()
 
 
 def main():

@@ -21,6 +21,7 @@ import tempfile
 import time
 
 import numpy as np
+from contenders import Contender
 
 KINDS = ("float32", "int8", "int4")
 ONE_THREAD = "kernels, one thread"
@@ -191,48 +192,20 @@ def answer(args):
         print(json.dumps(seconds), file=channel, flush=True)
 
 
-class Process:
-    """A contender's process; `missing` says why there is none."""
+class Process(Contender):
+    """A contender's process."""
 
     def __init__(self, contender, kind, folder, library, args):
-        interpreter = args.fbgemm if contender == "fbgemm" else sys.executable
-        command = [interpreter, __file__, "--contender", contender]
-        command += ["--kind", kind, "--folder", folder]
+        options = ["--contender", contender, "--kind", kind, "--folder", folder]
         for name in ("tables", "rows", "dim"):
-            command += [f"--{name}", str(getattr(args, name))]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        self._send(library)
-        self.missing = ""
-        try:
-            self.times(1, 1)
-        except RuntimeError as error:
-            self.missing = str(error)
+            options += [f"--{name}", str(getattr(args, name))]
+        python = args.fbgemm if contender == "fbgemm" else None
+        super().__init__(*options, python=python)
+        self.send(library)
+        self.begin(self.times, 1, 1)
 
     def times(self, batch, calls):
-        self._send(json.dumps([batch, calls]))
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            lines = self._log.read().strip().splitlines()
-            raise RuntimeError(lines[-1] if lines else "it died")
-        return json.loads(line)
-
-    def close(self):
-        if not self.missing:
-            self._process.communicate()
-        self._log.close()
-
-    def _send(self, line):
-        print(line, file=self._process.stdin, flush=True)
+        return self.ask(json.dumps([batch, calls]))
 
 
 def compare(kind, folder, library, args):

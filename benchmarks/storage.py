@@ -33,12 +33,12 @@ import os
 import pathlib
 import re
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
+from contenders import Contender
 
 CONTENDERS = (
     *("memory", "files", "prefetch", "keys", "spill", "spill_prefetch"),
@@ -316,39 +316,22 @@ def answer(args):
         print(json.dumps(figures), file=channel, flush=True)
 
 
-class Process:
+class Process(Contender):
     """A contender's process."""
 
     def __init__(self, contender, folder, options):
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, __file__, *sys.argv[1:], *options),
-                *("--contender", contender, "--folder", folder),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        super().__init__(
+            *(*sys.argv[1:], *options),
+            *("--contender", contender, "--folder", folder),
         )
-        self._read()
+        self.read()
 
     def turn(self, *request):
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._read()
+        return self.ask(json.dumps(request))
 
     def close(self):
-        self._process.communicate()
-        Group.remove(self._process.pid)
-
-    def _read(self):
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            sys.exit(self._log.read())
-        return json.loads(line)
+        super().close()
+        Group.remove(self.pid)
 
 
 def measure(args, contenders, times, *options):
