@@ -372,3 +372,15 @@ def test_it_is_checked_when_it_is_made():
     table = make_layer(np.zeros([20, DIM], np.float32)).tables["t"]
     with pytest.raises(ValueError, match="Table 't': k must be an integer"):
         tfrs_embed.TopK(table, k=0)
+
+
+def test_a_query_with_a_nan_finds_nothing():
+    table = TableConfig("movies", 300, 4)
+    feature = FeatureConfig("movie", table)
+    layer = layers.PartialTPUEmbedding(feature, "adagrad")
+    layer.build()
+    queries = np.ones([2, 4], np.float32)
+    queries[0, 1] = np.nan
+    scores, ids = layer.tables["movies"].top_k(queries, 3)
+    assert np.all(np.isneginf(scores[0])) and np.all(ids[0] == -1)
+    assert np.all(np.isfinite(scores[1])) and np.all(ids[1] >= 0)

@@ -98,7 +98,7 @@ def leave_out(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the k best of [batch, n] scores and ids without excluded ids.
 
-    `excluded` are [batch, m] int64. Where fewer are left: `NONE` and -1.
+    `excluded` are [batch, m] int64. Where fewer are left: `NONE` and any id.
     """
     number = tf.shape(excluded)[1]
     # An entry beyond the others, so that all places are there.
@@ -108,9 +108,7 @@ def leave_out(
     place = tf.searchsorted(excluded, ids)
     out = tf.equal(tf.gather(excluded, place, batch_dims=1), ids)
     scores = tf.where(out & (place < number), NONE, scores)
-    scores, ids = _best(scores, ids, k)
-    none = tf.constant(-1, tf.int64)
-    return scores, tf.where(tf.equal(scores, NONE), none, ids)
+    return _best(scores, ids, k)
 
 
 def _add(

@@ -280,6 +280,8 @@ def find(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
     scores, ids = checks.guard([scores, ids])
     if exclude is not None:
         scores, ids = ops.leave_out(scores, ids, exclude, k)
+    none = tf.constant(-1, tf.int64)
+    ids = tf.where(tf.equal(scores, ops.NONE), none, ids)
     shape = [queries.shape[0], k]
     return tf.ensure_shape(scores, shape), tf.ensure_shape(ids, shape)
 

@@ -234,7 +234,7 @@ class TableState(Trackable, Changing):
             Scores, [batch, k] float32, descending; and ids, [batch, k] int64,
             or keys as `keys()` returns them. Equal scores are in the order of
             ids. If fewer than k are left of a table beside the excluded ones,
-            minus infinity and -1 follow.
+            minus infinity and -1 follow. Scores that are NaN are left out, too.
 
         Raises:
             ValueError: the table has fewer than k rows, or isn't made yet, or
