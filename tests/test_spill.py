@@ -31,6 +31,7 @@ from tfrs_embed import (
     kernels,
 )
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.storage.key_rules import ABSENT
 
 pytestmark = [pytest.mark.usefixtures("needs_kernels")]
 
@@ -440,6 +441,36 @@ def test_others_find_all_rows_meanwhile(tmp_path):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_key_moves_twice_while_it_is_read(tmp_path):
+    layer = make_layer(spilling(tmp_path))
+    layer.build(None)
+    table = layer.tables["t0"]
+    table.give_rows(tf.range(KEYS, dtype=tf.int64))
+    shard = table._rows.shards[0]
+    key_table = shard.key_table
+    keys = tf.range(KEYS, dtype=tf.int64)
+    found = key_table.look_up(keys)
+    here = np.flatnonzero(found.rows != ABSENT)
+    expected = look_up(layer)[0][:KEYS]
+    read = shard.store.read("t0", "parameters", found.rows)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = 0.0 * tf.reduce_sum(layer({"f0": tf.constant(ids)})["f0"])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    # Others take all rows; then half of those that lost them come back.
+    others = np.setdiff1d(np.arange(KEYS), here)
+    for part in np.split(others[: len(others) // 32 * 32], len(others) // 32):
+        step(part)
+    back = here[: ROWS // 2]
+    step(back)
+    again = key_table.look_up(keys).rows.numpy()[back]
+    assert np.all(again != ABSENT)
+    checked = key_table.check_vectors(found, read)
+    np.testing.assert_array_equal(checked, expected)
 
 
 def test_a_fork_is_an_error(tmp_path):

@@ -115,9 +115,7 @@ class KeyTables:
         each: list[Any] = [table.operations for table in tables]
         self._operations = type(each[0]).together(each)
         self.host: str = tables[0].host
-        spills = [table.spill for table in tables if table.spill is not None]
-        # A width, if there are spills.
-        self._spilled_dim = spills[0].dim if spills else None
+        self._spills = [table.spill for table in tables if table.spill]
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         with tf.device(self.host):
@@ -133,17 +131,25 @@ class KeyTables:
         return self._run("info")
 
     def look_up(
-        self, keys: tf.Tensor, table_of: tf.Tensor | None = None
+        self,
+        keys: tf.Tensor,
+        table_of: tf.Tensor | None = None,
+        in_memory: bool = False,
     ) -> Found:
-        """Finds the rows of keys, to read and then `check`."""
-        if self._spilled_dim is None:
+        """Finds the rows of keys, to read and then `check`.
+
+        `in_memory` says whether the vectors that are found are also those of
+        rows in memory, where tables have spills.
+        """
+        if not self._spills:
             rows, versions = self._run("find", keys, _given(table_of))
             return Found(rows, table_of, versions)
         rows, versions, *spilled = self._run(
             "look_up_spilled",
             keys,
             _given(table_of),
-            dim=self._spilled_dim,
+            [s.parameters.handle for s in self._spills if in_memory],
+            dim=self._spills[0].dim,
             T=tf.float32,
         )
         return Found(rows, table_of, versions, Spilled(keys, *spilled))
@@ -169,9 +175,10 @@ class KeyTables:
 
         def change() -> tf.Tensor:
             others = tf.zeros_like(vectors)
-            if found.spilled is not None and self._spilled_dim is not None:
-                # Keys that lost their rows meanwhile are there now.
-                now = self.look_up(found.spilled.keys, found.table_of).spilled
+            if found.spilled is not None:
+                # Keys that lost their rows meanwhile may have new ones.
+                keys, table_of = found.spilled.keys, found.table_of
+                now = self.look_up(keys, table_of, in_memory=True).spilled
                 others = now.put_into(others)  # type: ignore[union-attr]
             same = tf.equal(rows, found.rows)[:, None]
             return tf.where(same, vectors, others)

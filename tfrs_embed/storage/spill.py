@@ -77,9 +77,14 @@ class Spill:
         self._handle = handle
 
     @property
+    def parameters(self) -> tf.Variable:
+        """The rows in memory."""
+        return self.variables[PARAMETERS]
+
+    @property
     def dim(self) -> int:
         """The width of a row."""
-        [dim] = self.variables[PARAMETERS].shape[1:]
+        [dim] = self.parameters.shape[1:]
         return int(dim)
 
     def find(self, keys: Any) -> tf.Tensor:

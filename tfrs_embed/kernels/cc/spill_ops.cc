@@ -54,7 +54,8 @@ class ReadAheadSpilledOp : public OpOnTables {
 // Finds rows of keys of several tables, as FindKeysOp does. For keys that have
 // none: an index from 1 on among the vectors found in the tables' spills, or 0,
 // where the first vector is zeros. Nothing changes in between, so that a key is
-// always in one of the two.
+// always in one of the two. Given the parameters of the tables with spills, the
+// vectors are those of their rows, too.
 class LookUpSpilledOp : public OpOnTables {
  public:
   explicit LookUpSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
@@ -82,6 +83,14 @@ class LookUpSpilledOp : public OpOnTables {
     const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
     std::vector<char> vectors(bytes);
     int64_t found = 0;
+    Variables variables(&cache_);
+    OpInputList handles;
+    TF_RETURN_IF_ERROR(ctx->input_list("parameters", &handles));
+    if (handles.size() > 0) {
+      TF_RETURN_IF_ERROR(variables.Find(ctx, "parameters", {}));
+      TF_RETURN_IF_ERROR(variables.LockToRead());
+    }
+    size_t next = 0;
     for (size_t t = 0; t < tables.size(); ++t) {
       KeyTable& table = tables[t]->table;
       SpillFile* spill = table.spill();
@@ -93,10 +102,25 @@ class LookUpSpilledOp : public OpOnTables {
       if (spill->parts()[0] != static_cast<int64_t>(bytes)) {
         return InvalidArgument("A row of a spill has other bytes.");
       }
+      const char* parameters = nullptr;
+      int64_t rows_there = 0;
+      if (handles.size() > 0) {
+        if (next == variables.size() || variables.shapes()[next].dim != dim_) {
+          return InvalidArgument("A table's parameters are missing.");
+        }
+        rows_there = variables.shapes()[next].rows;
+        parameters = static_cast<const char*>(variables.values()[next++]);
+      }
       std::vector<int64_t> places(n, 0);
       for (int64_t i = 0; i < n; ++i) {
-        if (rows[begin + i] != kAbsentRow) continue;
-        places[i] = spill->Find(keys[begin + i]);
+        const int64_t row = rows[begin + i];
+        if (row == kAbsentRow) {
+          places[i] = spill->Find(keys[begin + i]);
+        } else if (parameters != nullptr && row < rows_there) {
+          index[begin + i] = ++found;
+          const char* from = parameters + row * bytes;
+          vectors.insert(vectors.end(), from, from + bytes);
+        }
       }
       spill->Read(places, [&](size_t i, const char* record) {
         index[begin + i] = ++found;
@@ -115,6 +139,7 @@ class LookUpSpilledOp : public OpOnTables {
 
   int64_t dim_;
   tensorflow::DataType dtype_;
+  Variables::Cache cache_;
 };
 
 // Gives keys' rows in memory their values, where the keys come from the spill:
@@ -270,18 +295,22 @@ TFRS_ON_TABLES("ReadAheadSpilled")
 TFRS_ON_TABLES("LookUpSpilled")
     .Input("keys: int64")
     .Input("table_of: int32")
+    .Input("parameters: M * resource")
     .Output("rows: int64")
     .Output("versions: int64")
     .Output("index: int64")
     .Output("vectors: T")
+    .Attr("M: int >= 0")
     .Attr("dim: int >= 1")
     .Attr(kRowTypes)
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
+      int n;
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->input(c->num_inputs() - 2));
-      c->set_output(1, c->Vector(c->num_inputs() - 2));
-      c->set_output(2, c->input(c->num_inputs() - 2));
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      c->set_output(0, c->input(n));
+      c->set_output(1, c->Vector(n));
+      c->set_output(2, c->input(n));
       c->set_output(3, c->Matrix(c->kUnknownDim, dim));
       return absl::OkStatus();
     });
