@@ -1,5 +1,10 @@
 """A table that variables hold in parts is read, written and held as one."""
 
+import json
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -86,3 +91,16 @@ def test_copies_are_written_all_and_one_is_read():
     for copy in copies:
         np.testing.assert_array_equal(copy, TABLE)
     assert len(table.held()) == 1
+
+
+def test_hosts_of_a_slice_read_and_write_their_shares(tmp_path):
+    script = pathlib.Path(__file__).with_name("tpu_hosts.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = 200_000 * 64 * 4
+    for coordinator, *hosts in json.loads(done.stdout.splitlines()[-1]):
+        assert coordinator < 0.02 * table
+        for of_host in hosts:
+            assert 0.3 * table < of_host < 0.7 * table

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import stored
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.stored import REMEDY
+from tfrs_embed.compat.private_tensorflow import context
 
 #: Bytes of a slice, unless one row has more.
 BLOCK_BYTES = 16 << 20
@@ -40,6 +41,8 @@ def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
 class BundleWriter:
     """Writes a checkpoint's tensors as parts, whose paths begin with `prefix`.
 
+    The host that holds a tensor writes it.
+
     After a failed write, `add` does nothing and `finish` raises the error: the
     caller goes on reading rows, for which other workers wait. `progress` is
     called with numbers of bytes that were written.
@@ -55,6 +58,7 @@ class BundleWriter:
         self._bytes = 0
         self._parts: list[str] = []
         self._error: tf.errors.OpError | None = None
+        self._of_hosts = False  # Whether others than this one wrote.
 
     def add(self, name: str, value: Any, slice_: str = "") -> None:
         """Adds a whole tensor, or a slice that `slice_spec` describes."""
@@ -104,22 +108,26 @@ class BundleWriter:
         """Writes the tensors that were added."""
         if not self._pending:
             return
-        names, slices, tensors = zip(*self._pending, strict=True)
-        part = f"{self._prefix}-{len(self._parts)}"
-        try:
-            with tf.device("CPU:0"):
-                tf.raw_ops.SaveV2(
-                    prefix=part,
-                    tensor_names=names,
-                    shape_and_slices=slices,
-                    tensors=tensors,
-                )
-        except tf.errors.OpError as error:
-            self.fail(error)
-        else:
-            if self._progress is not None:
-                self._progress(self._bytes)
-        self._parts.append(part)
+        of_hosts: dict[str, list[tuple[str, str, tf.Tensor]]] = {}
+        for each in self._pending:
+            of_hosts.setdefault(host_of(each[2].device), []).append(each)
+        self._of_hosts |= len(of_hosts) > 1
+        for host, pending in of_hosts.items():
+            names, slices, tensors = zip(*pending, strict=True)
+            part = f"{self._prefix}-{len(self._parts)}"
+            try:
+                with tf.device(host):
+                    tf.raw_ops.SaveV2(
+                        prefix=part,
+                        tensor_names=names,
+                        shape_and_slices=slices,
+                        tensors=tensors,
+                    )
+            except tf.errors.OpError as error:
+                self.fail(error)
+            self._parts.append(part)
+        if self._progress is not None and self._error is None:
+            self._progress(self._bytes)
         self._pending, self._bytes = [], 0
 
     def fail(self, error: tf.errors.OpError) -> None:
@@ -131,6 +139,8 @@ class BundleWriter:
         self.flush()
         if self._error is not None:
             raise self._error
+        if self._of_hosts:
+            wait_for_hosts()
         return self._parts
 
 
@@ -211,6 +221,23 @@ class BundleReader:
     def _count(self, name: str, shape: Sequence[int]) -> None:
         if self.progress is not None:
             self.progress(math.prod(shape) * self.dtypes[name].size)
+
+
+def wait_for_hosts() -> None:
+    """Waits until other hosts have done what they were told to.
+
+    TensorFlow tells them without waiting.
+
+    Raises:
+        tf.errors.OpError: it failed on one of them.
+    """
+    context.async_wait()
+
+
+def host_of(device: str) -> str:
+    """Returns the name of the CPU of a device's host."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.replace(device_type="CPU", device_index=0).to_string()
 
 
 def slice_spec(shape: Sequence[int], start: int, size: int) -> str:

@@ -16,7 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth
-from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
+from tfrs_embed.checkpoint.bundle import (
+    BundleReader,
+    BundleWriter,
+    blocks,
+    wait_for_hosts,
+)
 from tfrs_embed.checkpoint.names import in_delta, name_in, sibling
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
@@ -216,8 +221,11 @@ class Rows(Saved):
         workers: the number of workers among which it is divided.
         is_cut: whether workers have columns of the same rows.
         is_first: whether this worker has the first columns.
+        hosts: the CPUs of the hosts that hold it: each reads and writes some
+            blocks, so that not all rows pass one of them.
     """
 
+    hosts: Sequence[str] = ("CPU:0",)
     workers = 1
     is_cut = False
     is_first = True
@@ -267,11 +275,29 @@ class Rows(Saved):
     ) -> Iterator[Callable[[], None]]:
         shape = self.shape.as_list()
         with self.reading():
-            for start, size in blocks(shape, tf.float32):
-                rows = self.read_rows(start, size)
+            for (start, size), host in self._of_hosts(shape):
+                with tf.device(host):
+                    rows = self.read_rows(start, size)
                 yield functools.partial(
                     writer.add_rows, key, shape, start, rows
                 )
+
+    def _of_hosts(
+        self, shape: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, int], str]]:
+        """Yields the blocks of a tensor, and the host of each."""
+        return zip(
+            blocks(shape, tf.float32), itertools.cycle(self.hosts), strict=False
+        )
+
+    def write_blocks(self, made: Iterator[tuple[int, tf.Tensor]]) -> None:
+        """Writes blocks, (first row, rows), which the hosts make in turns."""
+        for host in itertools.cycle(self.hosts):
+            with tf.device(host):
+                block = next(made, None)
+                if block is None:
+                    return
+                self.write_rows(*block)
 
     def save_changed(
         self, key: str, session: Session, changed: Changed
@@ -331,17 +357,26 @@ class Rows(Saved):
 
     def restore(self, key: str, reader: BundleReader) -> None:
         there = reader.shapes[key]
+
+        def read(block: tuple[int, int], host: str) -> tf.Tensor:
+            with tf.device(host):
+                return reader.read_rows(key, *block)
+
         with self.writing(), futures.ThreadPoolExecutor(1) as thread:
             reads = (
-                (start, thread.submit(reader.read_rows, key, start, size))
-                for start, size in blocks(there, tf.float32)
+                (block[0], host, thread.submit(read, block, host))
+                for block, host in self._of_hosts(there)
             )
-            end: Any = (there[0], None)
+            end: Any = (there[0], "", None)
             # A block is read while the previous one is written.
-            for (start, read), _ in itertools.pairwise(
+            for (start, host, block), _ in itertools.pairwise(
                 itertools.chain(reads, [end])
             ):
-                self.write_rows(start, tf.cast(read.result(), self.dtype))
+                with tf.device(host):
+                    rows = tf.cast(block.result(), self.dtype)
+                    self.write_rows(start, rows)
+            if len(self.hosts) > 1:
+                wait_for_hosts()
             if there[0] < self.shape[0]:
                 assert self.initial is not None
                 for start, rows in self.initial(there[0]):

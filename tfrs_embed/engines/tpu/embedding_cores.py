@@ -55,8 +55,9 @@ class EmbeddingCoreEngine(TPUEngine):
                 )
                 for key, variable in self._embedding._variables[name].items()
             }
-            for start, block in self._initial_blocks(state.spec):
-                made[name][PARAMETERS].write_rows(start, block)
+            made[name][PARAMETERS].write_blocks(
+                self._initial_blocks(state.spec)
+            )
         self._embedding._load_variables()
         return made
 

@@ -106,8 +106,7 @@ class SparseCoreEngine(TPUEngine):
                 )
                 for key, variable in self._embedding.variables[stack].items()
             }
-            for start, block in self._initial_blocks(table):
-                made[name][PARAMETERS].write_rows(start, block)
+            made[name][PARAMETERS].write_blocks(self._initial_blocks(table))
         return made
 
     def _with_limits(self) -> Any:
