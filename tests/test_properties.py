@@ -126,7 +126,8 @@ def weights_of(draw, ids):
 def feature_input(draw, table, rows):
     """A feature of a random kind on a table, and ids for it."""
     batch = draw(st.integers(0, 3))
-    kind = draw(st.sampled_from(["dense", "combined", "ragged", "sparse"]))
+    kinds = "dense", "combined", "ragged", "sparse", "uncombined"
+    kind = draw(st.sampled_from(kinds))
     if kind == "dense":
         shape = draw(st.sampled_from([(), (batch,), (batch, 2)]))
         return Feature(table), draw(dense_ids(rows, shape))
@@ -139,6 +140,9 @@ def feature_input(draw, table, rows):
             Feature(table, output_shape=wanted),
             draw(dense_ids(rows, (*shape, width))),
         )
+    if kind == "uncombined":
+        make = draw(st.sampled_from([ragged_ids, sparse_ids]))
+        return Feature(table, combiner=None), draw(make(rows, batch))
     length = draw(st.sampled_from([0, 1, 3]))
     make = ragged_ids if kind == "ragged" else sparse_ids
     return Feature(table, max_sequence_length=length), draw(make(rows, batch))
@@ -204,12 +208,14 @@ def is_empty(ids):
 def make_layer(case, threshold):
     tables = {t.name: t for t in case.tables}
     configs = [
-        tpu.FeatureConfig(
+        tfrs_embed.FeatureConfig(f"f{i}", tables[f.table], combiner=None)
+        if f.combiner is None
+        else tpu.FeatureConfig(
             tables[f.table],
             max_sequence_length=f.max_sequence_length,
             output_shape=f.output_shape,
         )
-        for f in case.features
+        for i, f in enumerate(case.features)
     ]
     layer = layers.PartialTPUEmbedding(
         case.nest(configs), case.optimizer[0], size_threshold=threshold
@@ -241,6 +247,8 @@ def make_reference(case):
 
 def empty_shape(feature, ids, dim):
     """The shape of the activations of ids with a batch of 0."""
+    if feature.combiner is None:
+        return (0, 0, dim)
     if not isinstance(ids, np.ndarray):
         length = feature.max_sequence_length
         return (0, length, dim) if length else (0, dim)
@@ -252,6 +260,23 @@ def assert_close(actual, expected, name=""):
     np.testing.assert_allclose(
         actual, expected, rtol=1e-4, atol=1e-5, err_msg=str(name)
     )
+
+
+def unpadded(feature, ids, gradient):
+    """A padded gradient as the layer's output is: ragged, if not combined."""
+    if feature.combiner is not None:
+        return gradient
+    if isinstance(ids, Ragged):
+        lengths = [len(row) for row in ids.rows]
+    else:
+        of_cells = np.array([row for row, _ in ids.cells], np.int64)
+        lengths = np.bincount(of_cells, minlength=ids.shape[0])
+    lengths = tf.constant(lengths, tf.int64)
+    return tf.RaggedTensor.from_tensor(gradient, lengths)
+
+
+def padded(output):
+    return output.to_tensor() if isinstance(output, tf.RaggedTensor) else output
 
 
 def assert_activations(case, reference, layer):
@@ -270,6 +295,7 @@ def assert_activations(case, reference, layer):
             shape = empty_shape(feature, ids, dims[feature.table])
             expected[i] = np.zeros(shape)
     wanted = case.nest([expected[i] for i in range(len(case.features))])
+    outputs = tf.nest.map_structure(padded, outputs)
     tf.nest.assert_same_structure(outputs, wanted)
     tf.nest.map_structure(assert_close, outputs, wanted)
     return [expected[i].shape for i in range(len(case.features))]
@@ -292,7 +318,7 @@ def test_lookup_and_training_equal_the_reference(case):
         train(
             layer,
             case.nest([to_tf(ids) for ids in case.ids]),
-            case.nest(gradients),
+            case.nest([*map(unpadded, case.features, case.ids, gradients)]),
             case.nest([to_tf(w) for w in case.weights]),
         )
         reference.update(

@@ -94,6 +94,30 @@ def test_dense_ids_give_dense_vectors(kind, graph):
         np.testing.assert_array_equal(found, tables_of(layer)["movies"][ids])
 
 
+@pytest.mark.parametrize("dtype", [tf.int64, tf.string])
+def test_a_layer_of_keys(dtype):
+    def as_keys(rows):
+        if dtype == tf.string:
+            rows = [[str(key) for key in row] for row in rows]
+        return ragged(rows, dtype)
+
+    made = layers.DynamicEmbedding(
+        DIM, input_dim=10, key_dtype=dtype, combiner=None, optimizer="sgd"
+    )
+    layer = type(made).from_config(made.get_config())
+    ids = as_keys(HISTORY)
+    with tf.GradientTape() as tape:
+        before = layer(ids, training=True)
+        loss = tf.reduce_sum(before.values)
+    differentiate(tape, loss, layer.trainable_variables)
+    assert before.shape.as_list() == [4, None, DIM]
+    np.testing.assert_array_equal(before.row_lengths(), LENGTHS)
+    counts = np.array([FLAT.count(key) for key in FLAT])[:, None]
+    np.testing.assert_allclose(
+        layer(ids).values, before.values - 0.01 * counts, rtol=1e-5
+    )
+
+
 @KINDS
 @BOTH_MODES
 @pytest.mark.parametrize("rows", [[], [[], []]])

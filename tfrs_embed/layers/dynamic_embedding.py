@@ -57,7 +57,7 @@ class DynamicEmbedding(TableLayer):
         key_dtype: the keys' dtype. None: that of the initial vocabulary, or
             int64.
         combiner: combines a row of ragged or sparse keys to one vector: "sum",
-            "mean" or "sqrtn".
+            "mean" or "sqrtn". None: each key has a vector of its own.
         admission: the `admission` of `DynamicKeys`.
         when_full: the `when_full` of `DynamicKeys`.
         candidates: the `candidates` of `DynamicKeys`.
@@ -75,7 +75,8 @@ class DynamicEmbedding(TableLayer):
 
     Output shape:
         shape(keys) + [output_dim]; ragged and sparse keys give
-        [batch, output_dim].
+        [batch, output_dim], and with combiner=None a RaggedTensor
+        [batch, None, output_dim].
 
     Attributes:
         table: the table, with the methods of tables with `DynamicKeys`.
@@ -96,7 +97,7 @@ class DynamicEmbedding(TableLayer):
         embedding_initializer: Any = "uniform",
         optimizer: Optimizer = "adagrad",
         key_dtype: Any = None,
-        combiner: Combiner = "mean",
+        combiner: Combiner | None = "mean",
         admission: Any = None,
         when_full: str | None = None,
         candidates: int | None = None,
@@ -128,7 +129,7 @@ class DynamicEmbedding(TableLayer):
                 rows,
                 output_dim,
                 keras.initializers.get(embedding_initializer),
-                combiner=combiner,
+                combiner="mean" if combiner is None else combiner,
                 keys=keys,
             )
             arguments = TableArguments(
@@ -139,7 +140,7 @@ class DynamicEmbedding(TableLayer):
                 embedding_initializer=table.initializer,
                 optimizer=optimizer,
                 key_dtype=keys.dtype,
-                combiner=table.combiner,
+                combiner=combiner,
                 admission=admission,
                 when_full=keys.when_full,
                 candidates=candidates,
@@ -147,7 +148,9 @@ class DynamicEmbedding(TableLayer):
                 communication_dtype=communication_dtype,
             )
         self._vocabulary = vocabulary
-        feature = configs.FeatureConfig("keys", table)
+        feature = configs.FeatureConfig(
+            "keys", table, combiner=None if combiner is None else "table"
+        )
         self._place(configs.parse(feature, keras, self.name), arguments)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
