@@ -437,6 +437,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or temporary
         if not any(pathlib.Path(folder).glob("*.parquet")):
+            os.makedirs(folder, exist_ok=True)
             write(args, folder)
         measure(args, folder)
 
