@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers, only_keras_2
+from helpers import train
 from reference import best_ids
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
 from tfrs_embed.ops import top_k
@@ -277,19 +278,77 @@ def test_a_table_that_is_not_made():
         layer.tables["t"].top_k(make_queries(), 3)
 
 
-def test_exports_have_no_tables_to_retrieve_from(tmp_path):
-    layer = make_layer(np.zeros([20, DIM], np.float32))
-    ids = keras.Input([], dtype="int64", name="f")
+def export(layer, folder, dtype=tf.int64, **options):
+    """Exports the best rows of queries; returns the signature's function."""
+    ids = keras.Input([], dtype=dtype, name="f")
     model = keras.Model(ids, layer(ids))
 
-    def best(f):
-        return layer.tables["t"].top_k(layer(f), 3)[1]
+    def best(queries, excluded):
+        scores, ids = layer.tables["t"].top_k(queries, 7, excluded)
+        return {"scores": scores, "ids": ids}
 
-    spec = tf.TensorSpec([None], tf.int64)
-    with pytest.raises(NotImplementedError, match=r"Table 't'.*no export"):
-        tfrs_embed.serving.export(
-            model, str(tmp_path / "model"), signatures={"best": (best, [spec])}
+    specs = [tf.TensorSpec([None, DIM]), tf.TensorSpec([None, 2], dtype)]
+    tfrs_embed.serving.export(
+        model, folder, signatures={"best": (best, specs)}, **options
+    )
+    return model, tf.saved_model.load(folder)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(
+    "options", [{}, {"rows": "int8"}, {"mapped": True}], ids=str
+)
+@pytest.mark.parametrize("threshold", [0, None])
+def test_an_export_retrieves_from_its_rows(tmp_path, threshold, options):
+    values = numbers(np.random.default_rng(0), ROWS, DIM)
+    layer = make_layer(values, threshold)
+    _, loaded = export(layer, str(tmp_path / "model"), **options)
+    layer.load_tables({"t": 0 * values})  # It has rows of its own.
+    queries, excluded = make_queries(), np.array([[1, -1]] * 3)
+    found = loaded.signatures["best"](
+        queries=tf.constant(queries), excluded=tf.constant(excluded)
+    )
+    scores, ids = best_ids(queries @ values.T, 7, excluded)
+    if "rows" in options:
+        near = np.take_along_axis(queries @ values.T, found["ids"].numpy(), 1)
+        np.testing.assert_allclose(found["scores"], near, atol=1)
+        np.testing.assert_allclose(found["scores"], scores, atol=1)
+    else:
+        np.testing.assert_array_equal(found["ids"], ids)
+        np.testing.assert_array_equal(found["scores"], scores)
+
+
+@pytest.mark.parametrize("updatable", [False, True])
+def test_an_export_retrieves_keys(tmp_path, updatable):
+    keys = np.arange(50) * 7 - 100
+    table = TableConfig("t", 100, DIM, keys=DynamicKeys())
+    layer = layers.PartialTPUEmbedding(FeatureConfig("f", table), "sgd")
+    layer.build(None)
+    state = layer.tables["t"]
+    state.give_rows(keys)
+    if updatable:
+        state.track_changes()
+    base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
+    model, loaded = export(layer, base, updatable=updatable)
+    queries, excluded = make_queries(), np.array([[keys[0], 5]] * BATCH)
+
+    def check_keys():
+        there = np.sort(state.keys())
+        rows = layer(tf.constant(there), training=False).numpy()
+        found = loaded.signatures["best"](
+            queries=tf.constant(queries), excluded=tf.constant(excluded)
         )
+        expected = best_ids(queries @ rows.T, 7, excluded, there)
+        np.testing.assert_allclose(found["scores"], expected[0], rtol=1e-5)
+        np.testing.assert_array_equal(found["ids"], expected[1])
+
+    check_keys()
+    if updatable:
+        new = tf.range(10, dtype=tf.int64) + 1000
+        train(layer, new, numbers(np.random.default_rng(2), 10, DIM))
+        tfrs_embed.serving.export_delta(model, delta, since=base)
+        loaded.apply_delta(delta)
+        check_keys()
 
 
 def test_no_gradient_goes_through():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -146,6 +147,8 @@ class TableHolder(Layer):
             )
             self._keras_layers[in_saved_model(table.name)] = layer
             self.tables.add(TableState(table))
+        for state in self.tables.values():
+            state.layer = weakref.ref(self)
         for feature in spec.features:
             if feature.hashing is not None:
                 self.tables[feature.table.name].hashed_by = str(feature)

@@ -8,9 +8,10 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ NO_KEY = tf.int64.max
 #: An index has a multiple of this number of columns: its two rows are aligned,
 #: and TensorFlow reads them without a copy.
 COLUMNS = 8
+
+#: Returns numbers of rows, or ids, by places, int64 of any shape.
+Places = Callable[[tf.Tensor], tf.Tensor]
 
 
 class ServedTables:
@@ -105,6 +109,10 @@ class ServedTables:
         )
         found.update(zip(places, vectors, strict=True))
         return [found[i] for i in range(len(tables))]
+
+    def of_state(self, state: TableState) -> ServedTable:
+        """Returns the exported table of a table in training."""
+        return self._table(state.layer(), state)
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
         name = unique_name(layer, self.layers)
@@ -259,6 +267,20 @@ class ServedTable(Trackable):
         known = tf.equal(tf.gather(keys, place), ids)
         rows = self.stored.gather(place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
+
+    def in_order(self) -> tuple[Any, Places, Places]:
+        """Returns the number of ids, and functions of places in their order.
+
+        They return rows' numbers and ids.
+        """
+        if INDEX in self.variables:
+            keys, rows = tf.unstack(self.variables[INDEX])
+            gathers = (functools.partial(tf.gather, v) for v in (rows, keys))
+            return tf.searchsorted(keys, [NO_KEY])[0], *gathers
+        count, keys = self._shape[0], self.variables.get(KEYS)
+        if keys is None or not count:
+            return count, tf.identity, tf.identity
+        return count, tf.identity, functools.partial(tf.gather, keys)
 
     def values(self) -> dict[str, tf.Variable]:
         """The variables that have a row for each of the table's."""

@@ -261,7 +261,8 @@ def find(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
             least = tf.minimum if more is None else min
             wanted = least(wanted, rows)
     local = _rows_of(state)
-    if state.exchange is not None and not state.exchange.is_cut:
+    served = SERVED_TABLES.get() is not None
+    if state.exchange is not None and not state.exchange.is_cut and not served:
         scores, ids = state.exchange.best(local, queries, wanted)
     else:
         found = [each.best(queries, wanted) for each in local]
@@ -348,10 +349,10 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
             f"the hashing of {state.hashed_by}. Score the vectors of ids that "
             "the layer returns."
         )
-    if strategies.in_tpu_replica() or SERVED_TABLES.get() is not None:
-        raise NotImplementedError(
-            f"{where} is part of no TPU's program and of no export."
-        )
+    if strategies.in_tpu_replica():
+        raise NotImplementedError(f"{where} is part of no TPU's program.")
+    if (served := SERVED_TABLES.get()) is not None:
+        return [_rows_of_served(served.of_state(state))]
     if state.spec.keys is not None:
         return [_rows_of_keys(shard) for shard in state.shards]
     cut = state.exchange is not None and state.exchange.is_cut
@@ -397,6 +398,16 @@ def _of_part(table: str, part: Part, store: RowStore) -> _Rows:
     return _Rows(
         store.device, len(part.rows), read, lambda rows: first + rows * step
     )
+
+
+def _rows_of_served(table: Any) -> _Rows:
+    """Returns the rows of a `ServedTable` in an exported model."""
+    count, rows_at, ids_at = table.in_order()
+
+    def read(start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        return table.stored.gather(rows_at(start + tf.range(size)))
+
+    return _Rows(None, count, read, ids_at)
 
 
 def _rows_of_keys(shard: KeyedShard) -> _Rows:

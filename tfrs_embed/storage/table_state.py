@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +54,10 @@ class TableState(Trackable, Changing):
         exchange: finds the best rows if several workers divide the table.
         hashed_by: a feature whose hashing turns ids into rows; None: rows are
             ids or have keys.
+        layer: returns the layer whose table it is, as long as it lives.
     """
 
+    layer: Callable[[], Any]
     exchange: Exchange | None = None
     hashed_by: str | None = None
     shards: Sequence[KeyedShard] = ()
@@ -209,7 +211,8 @@ class TableState(Trackable, Changing):
         between steps, eagerly or in a `tf.function`; or in `strategy.run`, with
         each replica's own queries. If several workers divide the table, all
         must call it together: in `strategy.run`, or eagerly with equal
-        queries. No gradient goes through it.
+        queries. No gradient goes through it. In a signature of an exported
+        model it reads the exported rows.
 
         Example:
             >>> table = tfrs_embed.TableConfig("movie", 3, 2, "zeros")
@@ -242,8 +245,7 @@ class TableState(Trackable, Changing):
                 wrong shape.
             TypeError: queries aren't floating, or ids are of a wrong dtype.
             NotImplementedError: the table is on TPUs, or cut into columns on
-                several workers, and this isn't eager; or it is traced for an
-                export.
+                several workers, and this isn't eager.
             RuntimeError: several workers hold the table, and it is called in a
                 function that no replica runs.
             tf.errors.InvalidArgumentError: fewer than k keys have rows.
