@@ -17,6 +17,7 @@ import tfrs_embed
 from fronts import NUMBER, keras, layers
 from plans import on
 from processes import TESTS, environment
+from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
 ROWS = 29
@@ -487,5 +488,9 @@ def test_reports_have_the_share(files, tmp_path):
         waits.watch(clicks(files)), callbacks=[statistics], verbose=0, epochs=2
     )
     assert 0 < statistics.reports[0].input_wait_share < 1
+    assert "Waiting for input: " in str(statistics.reports[0])
     reports = tfrs_embed.monitoring.read_log(tmp_path)
     assert 0 < reports[-1]["input_wait_share"] < 1
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--output", str(page)]) == 0
+    assert "Waits for input" in page.read_text()

@@ -298,6 +298,9 @@ class StatisticsReport(Mapping[str, TableReport]):
                 f"{format_bytes(written)} to write to disks, {faults:,.1f} "
                 "page faults"
             )
+        if self.input_wait_share is not None:
+            share = f"{self.input_wait_share:.1%}"
+            lines.append(f"Waiting for input: {share} of the time")
         return "\n".join(lines)
 
 

@@ -25,7 +25,11 @@ _COLUMNS = {
     ),
 }
 _REPLICAS = {"Replicas": ("unique_keys", "bytes")}
-_LAYERS = {"Imbalance of replicas": ("imbalance",), "Disks": ("disk",)}
+_LAYERS = {
+    "Imbalance of replicas": ("imbalance",),
+    "Disks": ("disk",),
+    "Waits for input": ("input_wait_share",),
+}
 
 # By an object's name, by step.
 _Records = dict[str, dict[int, page.Record]]
