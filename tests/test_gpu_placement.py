@@ -27,6 +27,7 @@ ONE_DEVICE = {
         {"optimizer": tfrs_embed.optimizers.RowWiseAdagrad(0.1)},
     ),
     "`DynamicKeys`": ({"keys": tfrs_embed.DynamicKeys()}, {}),
+    "`placement=\"host\"`": ({"placement": "host"}, {}),
     "evaluation": ({}, {}),
 }
 REPLICAS = {

@@ -146,3 +146,12 @@ class RowStore(abc.ABC):
         The numbers are scalars int64. New rows are zeros, and their slots have
         the initial values. A table that has enough rows stays as it is.
         """
+
+
+def host_of(device: str | None) -> str:
+    """Returns the CPU for small numbers about a store's rows.
+
+    It is the rows' own device if that is a CPU, and no copy is made.
+    """
+    kind = tf.DeviceSpec.from_string(device or "").device_type
+    return device if device and kind == "CPU" else "/device:CPU:0"
