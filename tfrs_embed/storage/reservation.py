@@ -230,6 +230,7 @@ def _if_any_new(
     Both return equally many tensors of the same dtypes. Returns these, and the
     keys' rows, which exist after `work` has run.
     """
+
     def do() -> list[tf.Tensor]:
         # The last tensor says that the work is done.
         return [*work(), tf.constant(True)]
