@@ -49,19 +49,19 @@ class Placement:
     collectives: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
 
 
-def placement(function, pinned, hosted=()):
+def placement(function, host, hosted=()):
     """Returns the placement of a concrete function.
 
     Args:
         function: as it is traced, before TensorFlow optimizes it.
-        pinned: whether what it places on a CPU is to be there; else CPUs stand
-            for GPUs.
+        host: the CPU where what is placed there is to be, "CPU:0"; other CPUs
+            stand for GPUs. None: all do.
         hosted: variables in the host's memory.
     """
     graph = function.graph
     handles = {id(variable.handle) for variable in hosted}
     inside = {i.op.name for e, i in graph.captures if id(e) in handles}
-    walk = _Walk(graph.as_graph_def(), pinned, inside)
+    walk = _Walk(graph.as_graph_def(), host, inside)
     walk.nodes(walk.graph.node, "", {})
     return walk.found
 
@@ -108,9 +108,9 @@ def _called(node):
 
 
 class _Walk:
-    def __init__(self, graph, pinned, hosted):
+    def __init__(self, graph, host, hosted):
         self.graph = graph
-        self.pinned = pinned
+        self.host = host
         self.hosted = hosted
         self.functions = {f.signature.name: f for f in graph.library.function}
         self.found = Placement()
@@ -218,7 +218,7 @@ class _Walk:
         inputs = _arguments(definition.input_arg, node)
         if node.op.startswith("Collective"):
             self.found.collectives[f"{node.op} {name}"] = inputs[0][1]
-        here = self.pinned and "CPU" in node.device
+        here = self.host is not None and self.host in node.device
         # Reading a variable is an operation of no device.
         here |= any(value and value.maker in self.hosted for value in given)
         found = None if here else kernel(node)

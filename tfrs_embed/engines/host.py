@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.storage.row_store import host_of
+from tfrs_embed.storage.row_store import HOST
 
 
 class HostEngine(OneDeviceEngine):
@@ -21,15 +21,14 @@ class HostEngine(OneDeviceEngine):
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        self._host = host_of(options.device)
-        super().__init__(dataclasses.replace(options, device=self._host))
+        super().__init__(dataclasses.replace(options, device=HOST))
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
-        with tf.device(self._host):
+        with tf.device(HOST):
             return super().lookup(call)
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        with tf.device(self._host):
+        with tf.device(HOST):
             super().apply_gradients(residuals, gradients)

@@ -32,7 +32,7 @@ from tfrs_embed.layers.table_arguments import (
 )
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
-from tfrs_embed.storage.row_store import host_of
+from tfrs_embed.storage.row_store import HOST
 from tfrs_embed.storage.table_state import Tables, TableState
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TableHolder(Layer):
         # Where a call works on ids; None: on the device of the model.
         self._device: str | None = None
         if all(a.sharding is ShardingType.HOST for a in assigned.values()):
-            self._device = host_of(self._default_device())
+            self._device = HOST
         # Whether the workers have compared their first lookups.
         self._compared = False
         # The indices of features with ragged or sparse ids in the last call;
@@ -168,7 +168,9 @@ class TableHolder(Layer):
         from tfrs_embed.engines import factory
 
         arguments, strategy = self._arguments, self._strategy
-        given = arguments.given
+        given, device = arguments.given, None
+        if tf.distribute.has_strategy():
+            device = strategy.extended.worker_devices[0]
         features = [
             f for f in self._spec.features if f.table.name in optimizers
         ]
@@ -178,7 +180,7 @@ class TableHolder(Layer):
             strategy,
             f"Layer '{self.name}'",
             pipelined=arguments.pipelined,
-            device=self._default_device(),
+            device=device,
             batch_size=given.get("batch_size"),
             sparse_core_config=given.get("sparse_core_embedding_config"),
             stacking=stacking,
@@ -186,12 +188,6 @@ class TableHolder(Layer):
         )
         sharding = {name: each.sharding for name, each in assigned.items()}
         return factory.make_engine(options, sharding)
-
-    def _default_device(self) -> str | None:
-        """The device of one-device tables; None: TensorFlow's choice."""
-        if not tf.distribute.has_strategy():
-            return None
-        return self._strategy.extended.worker_devices[0]
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch."""

@@ -24,6 +24,9 @@ from tfrs_embed.optimizers.rules import Slot
 if TYPE_CHECKING:
     from tfrs_embed.storage.row_marks import RowMarks
 
+#: The CPU beside a GPU.
+HOST = "/device:CPU:0"
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredTable:
@@ -154,4 +157,4 @@ def host_of(device: str | None) -> str:
     It is the rows' own device if that is a CPU, and no copy is made.
     """
     kind = tf.DeviceSpec.from_string(device or "").device_type
-    return device if device and kind == "CPU" else "/device:CPU:0"
+    return device if device and kind == "CPU" else HOST
