@@ -176,10 +176,12 @@ def _grow(
         lacking = rows > here
 
     def grow() -> tf.Tensor:
-        for handle, (value, row, dtype) in zip(handles, slots, strict=True):
-            with tf.device(host):
-                more = rows - here + rows // _SPARE_PART
-                size = tf.stack([more, *row])
+        with tf.device(host):
+            more = rows - here + rows // _SPARE_PART
+            sizes = [tf.stack([more, *row]) for _, row, _ in slots]
+        for handle, size, (value, _, dtype) in zip(
+            handles, sizes, slots, strict=True
+        ):
             before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             added = tf.fill(size, tf.cast(value, dtype))
             tf.raw_ops.AssignVariableOp(
