@@ -39,23 +39,29 @@ class Placement:
         on_host: the names of the others, by kind.
         down: values copied from the GPU to the host, by what made them.
         up: the same, from the host to the GPU.
+        collectives: the dtype of each that replicas take part in.
     """
 
     on_gpu: int = 0
     on_host: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     down: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
     up: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
 
 
-def placement(function, pinned):
+def placement(function, host, hosted=()):
     """Returns the placement of a concrete function.
 
     Args:
         function: as it is traced, before TensorFlow optimizes it.
-        pinned: whether what it places on a CPU is to be there; else CPUs stand
-            for GPUs.
+        host: the CPU where what is placed there is to be, "CPU:0"; other CPUs
+            stand for GPUs. None: all do.
+        hosted: variables in the host's memory.
     """
-    walk = _Walk(function.graph.as_graph_def(), pinned)
+    graph = function.graph
+    handles = {id(variable.handle) for variable in hosted}
+    inside = {i.op.name for e, i in graph.captures if id(e) in handles}
+    walk = _Walk(graph.as_graph_def(), host, inside)
     walk.nodes(walk.graph.node, "", {})
     return walk.found
 
@@ -102,9 +108,10 @@ def _called(node):
 
 
 class _Walk:
-    def __init__(self, graph, pinned):
+    def __init__(self, graph, host, hosted):
         self.graph = graph
-        self.pinned = pinned
+        self.host = host
+        self.hosted = hosted
         self.functions = {f.signature.name: f for f in graph.library.function}
         self.found = Placement()
 
@@ -209,7 +216,11 @@ class _Walk:
             # TensorFlow computes it once.
             return [(n, Where(name, None, t)) for n, t in outputs]
         inputs = _arguments(definition.input_arg, node)
-        here = self.pinned and "CPU" in node.device
+        if node.op.startswith("Collective"):
+            self.found.collectives[f"{node.op} {name}"] = inputs[0][1]
+        here = self.host is not None and self.host in node.device
+        # Reading a variable is an operation of no device.
+        here |= any(value and value.maker in self.hosted for value in given)
         found = None if here else kernel(node)
         if found is None:
             self.found.on_host.setdefault(node.op, []).append(name)
@@ -224,14 +235,14 @@ class _Walk:
             (
                 argument,
                 Where(
-                    name,
+                    f"{name}:{i}",
                     hosted is not None
                     and argument not in hosted
                     and dtype not in OF_HOST,
                     dtype,
                 ),
             )
-            for argument, dtype in outputs
+            for i, (argument, dtype) in enumerate(outputs)
         ]
 
     def use(self, value, on_gpu):

@@ -163,7 +163,7 @@ def files(process):
     named = re.compile(rf'\bon\(.*"{re.escape(process)}"', re.DOTALL)
     return [
         str(path.relative_to(TESTS))
-        for folder in ("conformance", "strategies" if strategy else "")
+        for folder in ("conformance", *(["strategies"] if strategy else []), "")
         for path in sorted((TESTS / folder).glob("test_*.py"))
         if named.search(path.read_text(encoding="utf-8"))
     ]

@@ -387,8 +387,7 @@ def test_statistics_tell_what_disks_do(tmp_path, strategy):
     assert report.to_dict()["disk"] == dataclasses.asdict(report.disk)
     assert make_layer(None).statistics().disk is None
     keys = tfrs_embed.DynamicKeys(spill=FileStorage(tmp_path / "spill"))
-    with strategy.scope():
-        layer = make_layer(None, keys=keys)
+    layer = make_layer(None, keys=keys)
     train(layer)
     assert layer.statistics().disk is not None
 

@@ -200,6 +200,7 @@ ENGINES = {
     "files": _engine(_PARTIAL, 0, "one device", "one device")._replace(
         store=FileRows
     ),
+    "host": _placed(_PARTIAL, "host", "one device", ("host", "row")),
     "dynamic": _by_key(_PARTIAL, "one device, by key"),
     "spill": _spilling(_PARTIAL, "one device, by key"),
     "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),

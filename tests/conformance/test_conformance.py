@@ -309,6 +309,7 @@ def test_lookup(case, strategy):
                 )
             ),
             Case("dynamic", kinds=KINDS_OF_OTHERS, steps=3),
+            Case("host", kinds=KINDS_OF_OTHERS, steps=3),
             Case("distributed", combiner="sqrtn", steps=3),
             Case("partial", kinds=FEW, steps=3, dtype="bfloat16"),
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),

@@ -25,6 +25,7 @@ class ShardingType(enum.Enum):
 
     KERAS = "Keras"
     ONE_DEVICE = "one device"
+    HOST = "host"
     ROW_WISE = "sharded"
     COLUMN_WISE = "by column"
     DYNAMIC = "one device, by key"
@@ -264,6 +265,11 @@ def _assign(
         if tpu is not None or not (alone or can_shard(strategy)):
             raise _unavailable(table, strategy)
         return _engine(table, strategy, _SPREAD[table.placement], reason)
+    if table.placement == "host":
+        placed = _engine(table, strategy, ShardingType.ROW_WISE, reason)
+        if placed.sharding is not ShardingType.ONE_DEVICE:
+            raise _unavailable(table, strategy)
+        return placed._replace(sharding=ShardingType.HOST)
     if table.storage is not None:
         sharding = ShardingType.ROW_WISE
         if table.placement in ("replicated", "default_device"):
@@ -286,7 +292,8 @@ def _unavailable(
 ) -> ValueError:
     return ValueError(
         f"Table '{table.name}': placement='{table.placement}' is not available "
-        f"under {type(strategy).__name__}."
+        f"under {type(strategy).__name__} of {strategy.num_replicas_in_sync} "
+        "replicas."
     )
 
 

@@ -68,8 +68,10 @@ class TableConfig:
         placement: "auto" leaves the choice to the layer. On several replicas
             "row" spreads the rows over all, "column" the columns over some,
             "table" puts the whole table on one, and "replicated" copies it to
-            each. "sparsecore" demands SparseCores. "sharded" and
-            "default_device" are other names of "row" and "replicated".
+            each. "host" keeps a table in the host's memory and the rest of the
+            model on a GPU, on one replica. "sparsecore" demands SparseCores.
+            "sharded" and "default_device" are other names of "row" and
+            "replicated".
         max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
         max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
             elsewhere.

@@ -43,6 +43,7 @@ TablePlace = Literal[
     "column",
     "table",
     "replicated",
+    "host",
     "sparsecore",
     "sharded",
     "default_device",

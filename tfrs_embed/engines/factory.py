@@ -16,6 +16,7 @@ from tfrs_embed.engines.options import EngineOptions
 # when needed: programs without TPUs don't import SparseCores.
 _ENGINES = {
     ShardingType.ONE_DEVICE: ("one_device", "OneDeviceEngine"),
+    ShardingType.HOST: ("host", "HostEngine"),
     ShardingType.ROW_WISE: ("row_wise", "RowWiseEngine"),
     ShardingType.COLUMN_WISE: ("column_wise", "ColumnWiseEngine"),
     ShardingType.DYNAMIC: ("dynamic", "DynamicEngine"),

@@ -65,6 +65,7 @@ class DistributedEmbedding(TableLayer):
       over the replicas of a MirroredStrategy or MultiWorkerMirroredStrategy, or
       go to the embedding hardware of TPUs. Smaller ones, and all on one device,
       are on the default device.
+    - "host": the host's memory, on one replica;
     - "replicated", or "default_device": the device of the rest of the model;
       with several replicas each has a copy.
     - "row", or "sharded": sharded by row; "column": the columns over some

@@ -32,6 +32,7 @@ from tfrs_embed.layers.table_arguments import (
 )
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
+from tfrs_embed.storage.row_store import HOST
 from tfrs_embed.storage.table_state import Tables, TableState
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ class TableHolder(Layer):
             spec, assigned, optimizers, arguments.sent_as
         )
         self._has_tables = False
+        # Where a call works on ids; None: on the device of the model.
+        self._device: str | None = None
+        if all(a.sharding is ShardingType.HOST for a in assigned.values()):
+            self._device = HOST
         # Whether the workers have compared their first lookups.
         self._compared = False
         # The indices of features with ragged or sparse ids in the last call;

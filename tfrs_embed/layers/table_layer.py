@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,13 +87,16 @@ class TableLayer(TableHolder):
         features = called.features
         self._note_kinds(dict(zip(called.places, called.ids, strict=True)))
         served = SERVED_TABLES.get()
-        if served is None:
-            bags, found = self._look_up(called, training)
-        else:
-            bags, found = self._look_up_served(called, served)
-        outputs = hashed_features.compose(
-            features, bags, found, self._strategy if served is None else None
-        )
+        beside_rows: Any = contextlib.nullcontext()
+        if served is None and self._device is not None:
+            beside_rows = tf.device(self._device)
+        with beside_rows:
+            if served is None:
+                bags, found = self._look_up(called, training)
+            else:
+                bags, found = self._look_up_served(called, served)
+            strategy = self._strategy if served is None else None
+            outputs = hashed_features.compose(features, bags, found, strategy)
         for output, mask in zip(outputs, _masks(features, bags), strict=True):
             if mask is not None:
                 # Keras passes the mask to the next layers.

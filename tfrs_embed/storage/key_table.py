@@ -23,19 +23,10 @@ from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules, Live
 from tfrs_embed.storage.key_table_numpy import NumpyOperations
+from tfrs_embed.storage.row_store import host_of
 
 if TYPE_CHECKING:
     from tfrs_embed.storage.spill import Spill, SpillSettings
-
-# Keys are on the host, whatever the shard's device: where its rows are, if that
-# is a CPU, as a spill needs them on one device.
-_HOST = "/device:CPU:0"
-
-
-def _host(device: str | None) -> str:
-    kind = tf.DeviceSpec.from_string(device or "").device_type
-    return device if device and kind == "CPU" else _HOST
-
 
 #: Where `KeyTables.info` has the number of keys in the spill.
 SPILL_KEYS = 12
@@ -250,7 +241,8 @@ class KeyTable(KeyTables):
         spill: SpillSettings | None = None,
     ) -> None:
         self.rules = rules
-        self.host: str = _host(device)
+        # Beside the rows, if those are on a CPU: spills need it.
+        self.host: str = host_of(device)
         self.spill: Spill | None = None
         self.operations: _KernelOperations | NumpyOperations
         with tf.init_scope(), tf.device(self.host):

@@ -17,7 +17,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, TableUpdate, scatter_update
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
-from tfrs_embed.storage.row_store import RowStore, StoredTable
+from tfrs_embed.storage.row_store import RowStore, StoredTable, host_of
 
 if TYPE_CHECKING:
     from tfrs_embed.storage.row_marks import RowMarks
@@ -156,7 +156,7 @@ class MemoryRows(RowStore):
                 handles.append(self._marks.variables[table].handle)
                 values.append((0.0, (), tf.uint8))
             with tf.device(self.device):
-                _grow(number, handles, tuple(values))
+                _grow(number, handles, tuple(values), host_of(self.device))
 
 
 # For each of a table's variables its initial value, a row's shape, its dtype.
@@ -166,19 +166,27 @@ _Slots = tuple[tuple[float, tuple[int, ...], tf.DType], ...]
 # A function, so that several branches share one trace. It takes handles, since
 # TensorFlow keeps graphs, which would keep variables alive.
 @tf.function(autograph=False, **graphs.NOT_INLINED)
-def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
+def _grow(
+    rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots, host: str
+) -> None:
     """Gives a table's variables at least `rows` rows, and some to spare."""
     shape = tf.raw_ops.VariableShape(input=handles[0])
-    here = tf.cast(shape[0], tf.int64)
+    with tf.device(host):
+        here = tf.cast(shape[0], tf.int64)
+        lacking = rows > here
 
     def grow() -> tf.Tensor:
-        more = rows - here + rows // _SPARE_PART
-        for handle, (value, row, dtype) in zip(handles, slots, strict=True):
+        with tf.device(host):
+            more = rows - here + rows // _SPARE_PART
+            sizes = [tf.stack([more, *row]) for _, row, _ in slots]
+        for handle, size, (value, _, dtype) in zip(
+            handles, sizes, slots, strict=True
+        ):
             before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            added = tf.fill(tf.stack([more, *row]), tf.cast(value, dtype))
+            added = tf.fill(size, tf.cast(value, dtype))
             tf.raw_ops.AssignVariableOp(
                 resource=handle, value=tf.concat([before, added], 0)
             )
         return tf.constant(True)
 
-    tf.cond(rows > here, grow, lambda: tf.constant(False))
+    tf.cond(lacking, grow, lambda: tf.constant(False))

@@ -71,17 +71,21 @@ def reserve(
     """
     checks = Checks(consensus)
     given = []
-    for tables, keys, table_of, counts, step in requests:
-        found = tables.key_tables.reserve(keys, counts, step, table_of)
-        checks.require(
-            tf.reduce_all(tf.equal(found.lacking, 0)),
-            functools.partial(
-                tables.no_room, keys, table_of, counts, found.lacking
-            ),
-        )
-        given.append(found)
-    # The first three fields: rows, new keys and new rows.
-    guarded = checks.guard([t for g in given for t in g[:3]])
+    if not requests:
+        return []
+    host = requests[0].tables.key_tables.host
+    with tf.device(host):
+        for tables, keys, table_of, counts, step in requests:
+            found = tables.key_tables.reserve(keys, counts, step, table_of)
+            checks.require(
+                tf.reduce_all(tf.equal(found.lacking, 0)),
+                functools.partial(
+                    tables.no_room, keys, table_of, counts, found.lacking
+                ),
+            )
+            given.append(found)
+        # The first three fields: rows, new keys and new rows.
+        guarded = checks.guard([t for g in given for t in g[:3]])
     given = [
         GivenRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
         for i, g in enumerate(given)
@@ -102,7 +106,7 @@ def reserve(
     def write_none() -> list[tf.Tensor]:
         return [tf.zeros([0, request.tables.dim]) for request in requests]
 
-    initial, rows = _if_any_new(given, write, write_none)
+    initial, rows = _if_any_new(host, given, write, write_none)
     return [
         Reservation(request, found, g.new_keys, g.new_sizes, made)
         for request, found, g, made in zip(
@@ -129,7 +133,8 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
     ]
     owners = [s.owner for r in reservations for s in r.request.tables.shards]
     # All of it is on the host already.
-    with tf.device(reservations[0].request.tables.key_tables.host):
+    host = reservations[0].request.tables.key_tables.host
+    with tf.device(host):
         lacking = tf.concat([each.lacking for each in given], 0)
         worst = tf.argmax(lacking)
         text = tf.strings.join(
@@ -143,8 +148,8 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         )
         # The text is joined outside of a branch.
         room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
-    with tf.control_dependencies([room] if room is not None else []):
-        given = [each._replace(rows=tf.identity(each.rows)) for each in given]
+        with tf.control_dependencies([room] if room is not None else []):
+            given = [g._replace(rows=tf.identity(g.rows)) for g in given]
 
     def reset() -> list[tf.Tensor]:
         made = _initial_of(reservations, given)
@@ -157,7 +162,7 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
                 shard.fetch(keys, rows)
         return []
 
-    _, rows = _if_any_new(given, reset, list)
+    _, rows = _if_any_new(host, given, reset, list)
     with tf.control_dependencies(graphs.here(rows)):
         for reservation, each in zip(reservations, given, strict=True):
             reservation.request.tables.key_tables.publish(each.versions)
@@ -215,25 +220,25 @@ def _initial_of(
 
 
 def _if_any_new(
+    host: str,
     given: Sequence[GivenRows],
     work: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Runs `work` if there are new keys, else `otherwise`.
+    """Runs `work` if there are new keys, else `otherwise`, on the keys' host.
 
     Both return equally many tensors of the same dtypes. Returns these, and the
     keys' rows, which exist after `work` has run.
     """
-    if not given:
-        return [], []
 
     def do() -> list[tf.Tensor]:
         # The last tensor says that the work is done.
         return [*work(), tf.constant(True)]
 
-    new = tf.add_n([tf.size(g.new_keys) for g in given])
-    *made, done = tf.cond(
-        new > 0, do, lambda: [*otherwise(), tf.constant(False)]
-    )
-    with tf.control_dependencies([done]):
-        return made, [tf.identity(g.rows) for g in given]
+    with tf.device(host):
+        new = tf.add_n([tf.size(g.new_keys) for g in given])
+        *made, done = tf.cond(
+            new > 0, do, lambda: [*otherwise(), tf.constant(False)]
+        )
+        with tf.control_dependencies([done]):
+            return made, [tf.identity(g.rows) for g in given]

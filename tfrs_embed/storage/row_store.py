@@ -24,6 +24,9 @@ from tfrs_embed.optimizers.rules import Slot
 if TYPE_CHECKING:
     from tfrs_embed.storage.row_marks import RowMarks
 
+#: The CPU beside a GPU.
+HOST = "/device:CPU:0"
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredTable:
@@ -146,3 +149,12 @@ class RowStore(abc.ABC):
         The numbers are scalars int64. New rows are zeros, and their slots have
         the initial values. A table that has enough rows stays as it is.
         """
+
+
+def host_of(device: str | None) -> str:
+    """Returns the CPU for small numbers about a store's rows.
+
+    It is the rows' own device if that is a CPU, and no copy is made.
+    """
+    kind = tf.DeviceSpec.from_string(device or "").device_type
+    return device if device and kind == "CPU" else HOST
