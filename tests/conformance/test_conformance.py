@@ -185,7 +185,10 @@ PLATFORM = STRATEGY.split(":")[0]
 
 
 def cases(device=(), replicas=(), tpu=()):
-    """Gives a test its cases on this process's platform; none: no test."""
+    """Gives a test its cases on this process's platform; none: no test.
+
+    Its attribute `replicas` has those on replicas, on all platforms.
+    """
     found = {"device": device, "tpu": tpu}.get(PLATFORM, replicas)
     if not found:
         return lambda test: None
@@ -198,7 +201,13 @@ def cases(device=(), replicas=(), tpu=()):
         pytest.param(c, marks=pytest.mark.nightly if c.nightly else ())
         for c in found
     ]
-    return pytest.mark.parametrize("case", marked, ids=str, indirect=True)
+    mark = pytest.mark.parametrize("case", marked, ids=str, indirect=True)
+
+    def give(test):
+        test.replicas = list(replicas)
+        return mark(test)
+
+    return give
 
 
 def with_kernels(case):

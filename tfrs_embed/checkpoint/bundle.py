@@ -110,7 +110,7 @@ class BundleWriter:
             return
         of_hosts: dict[str, list[tuple[str, str, tf.Tensor]]] = {}
         for each in self._pending:
-            of_hosts.setdefault(host_of(each[2].device), []).append(each)
+            of_hosts.setdefault(cpu_of_host(each[2].device), []).append(each)
         self._of_hosts |= len(of_hosts) > 1
         for host, pending in of_hosts.items():
             names, slices, tensors = zip(*pending, strict=True)
@@ -234,7 +234,7 @@ def wait_for_hosts() -> None:
     context.async_wait()
 
 
-def host_of(device: str) -> str:
+def cpu_of_host(device: str) -> str:
     """Returns the name of the CPU of a device's host."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.replace(device_type="CPU", device_index=0).to_string()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks, host_of
+from tfrs_embed.checkpoint.bundle import blocks, cpu_of_host
 from tfrs_embed.checkpoint.names import in_delta, name_in
 from tfrs_embed.checkpoint.rows import (
     ROWS,
@@ -136,7 +136,7 @@ class ShardedVariable(CompositeVariable, Rows):
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
         self._has_values = not is_offline(strategy)
-        hosts = {host_of(v.device) for v in self._variables}
+        hosts = {cpu_of_host(v.device) for v in self._variables}
         if len(hosts) > 1 and self._has_values:
             self.hosts = sorted(hosts)
         self._parts = [part for part, _ in held]
