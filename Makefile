@@ -19,7 +19,7 @@ export TF_USE_LEGACY_KERAS := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks sequences
-.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: wheels bazel clean
 
 help: ## List the targets
@@ -159,6 +159,10 @@ test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
 		tests/tpu_wheel \
 		"tests/test_tpu_strategies.py::test_more_slices[tpu:4x4]"
+
+# The recipe of docs/tpu.md; it downloads 1 GB.
+test-tpu-vm: ## Install as on a TPU VM, and train on an emulated slice
+	$(PYTHON) tests/tpu_vm.py
 
 # libtpu's compiler works without a TPU too; an older one beside the newest.
 $(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt

@@ -9,13 +9,17 @@ command is given.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import runpy
 import sys
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 #: By command, the module whose `add_parser` adds it, and the command's purpose
 #: in the words of the module.
@@ -72,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         if named in COMMANDS:  # TensorFlow is to log errors only.
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            if not _loads():
+                return 1
         parser = make_parser([named] if named in COMMANDS else [])
         if not given:
             parser.print_help()
@@ -132,8 +138,47 @@ def make_parser(commands: Collection[str]) -> argparse.ArgumentParser:
 
 
 def _version() -> str:
-    """Returns the package's version, without importing the package."""
+    return str(_versions()["__version__"])
+
+
+def _versions() -> dict[str, Any]:
+    """Returns the package's versions, without importing the package."""
     spec = importlib.util.find_spec("tfrs_embed")
     assert spec is not None and spec.origin is not None
     path = pathlib.Path(spec.origin).with_name("compat") / "version.py"
-    return str(runpy.run_path(str(path))["__version__"])
+    return runpy.run_path(str(path))
+
+
+def _loads() -> bool:
+    """Whether TensorFlow's wheel for TPUs can be imported; says why not.
+
+    With a libtpu that doesn't fit, the import would abort this process.
+    """
+    found = {}
+    for name in ("tensorflow", "tensorflow-tpu", "libtpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    if "tensorflow-tpu" not in found:
+        return True
+    wheel = f"tensorflow-tpu {found['tensorflow-tpu']}"
+    libtpu, known = found.get("libtpu", "0"), _versions()
+    too_new = _numbers(libtpu) > _numbers(known["NEWEST_LIBTPU"])
+    if both := "tensorflow" in found:
+        problem = (
+            f"warning: tensorflow {found['tensorflow']} and {wheel} are both "
+            "installed and have the same files. Uninstall both, install one"
+        )
+    # The variable names a libtpu of another place.
+    elif too_new and "TPU_LIBRARY_PATH" not in os.environ:
+        problem = (
+            f"error: {wheel} aborts with libtpu {libtpu} when it is imported: "
+            f"pip install libtpu=={known['LIBTPU']}"
+        )
+    else:
+        return True
+    print(f"{problem}. docs/tpu.md has the commands.", file=sys.stderr)
+    return both
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tfrs_embed
 import tfrs_embed_command
 from tfrs_embed import kernels
+from tfrs_embed.compat import version
 from tfrs_embed.kernels import build, files
 from tfrs_embed.tools import command_line
 from tfrs_embed.tools.commands import info
@@ -193,6 +194,62 @@ def test_only_tpu_check_passes_arguments_on(monkeypatch):
     assert given["arguments"] == ["-x"]
     assert main(["tpu-check", "a.py", "--topology=v5p-8"]) == 0
     assert given["arguments"] == []
+
+
+# The wheels for TPUs.
+
+
+@pytest.mark.parametrize(
+    "versions, status, message",
+    [
+        ({"tensorflow-tpu": "2.20.0"}, 0, ""),
+        ({"tensorflow": "2.21.0", "libtpu": "0.0.52"}, 0, ""),
+        ({"tensorflow-tpu": "2.20.0", "libtpu": "0.0.31"}, 0, ""),
+        (
+            {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.32.1"},
+            1,
+            "error: tensorflow-tpu 2.20.0 aborts with libtpu 0.0.32.1 when it "
+            "is imported: pip install libtpu==0.0.20. docs/tpu.md",
+        ),
+        (
+            {"tensorflow": "2.21.0", "tensorflow-tpu": "2.20.0"},
+            0,
+            "warning: tensorflow 2.21.0 and tensorflow-tpu 2.20.0 are both "
+            "installed",
+        ),
+    ],
+)
+def test_wheels_are_checked_before_tensorflow_is_imported(
+    versions, status, message, tmp_path
+):
+    for name, number in versions.items():
+        folder = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+        (folder / "METADATA").write_text(text)
+    # TensorFlow is not imported: there is none on the path.
+    done = outside(
+        "import importlib, sys, types\n"
+        "sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+        f"sys.path.append({str(tmp_path)!r})\n"
+        "import tfrs_embed_command as c\n"
+        "status = c.main(['info'])\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "sys.exit(status)",
+    )
+    lines = done.stderr.splitlines()
+    if status == 0:  # Then the import is tried.
+        assert "No module named" in lines.pop()
+    assert lines == [] if not message else lines[0].startswith(message)
+
+
+def test_documents_have_the_tested_wheels():
+    page = (ROOT / "docs/tpu.md").read_text("utf-8")
+    assert f"tensorflow-tpu=={version.TENSORFLOW_TPU}" in page
+    assert f"libtpu=={version.LIBTPU}" in page
+    assert f"0.0.14 to {version.NEWEST_LIBTPU}" in page
+    wheels = (ROOT / "tests/tpu_wheel/wheels.txt").read_text("utf-8")
+    assert f"tensorflow-tpu=={version.TENSORFLOW_TPU}" in wheels
 
 
 # info.

@@ -70,11 +70,11 @@ def part(names):
     return {name: IDS[name] for name in names}
 
 
-def train(layer, names, weights=None, graph=False):
+def train(layer, names, weights=None, graph=False, training=True):
     def step():
         with tf.GradientTape() as tape:
             outputs = layer(
-                part(names), weights=weights, training=True, partial=True
+                part(names), weights=weights, training=training, partial=True
             )
             loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
         # What no feature was looked up in has no gradient.
@@ -120,15 +120,22 @@ def test_only_the_tables_of_a_part_are_trained(kind, graph):
     assert np.flatnonzero(rows).tolist() == [3, 4, 5]
 
 
-def test_pipelining_has_no_effect_off_tpus():
+@pytest.mark.parametrize("training", [None, True])
+def test_pipelining_has_no_effect_off_tpus(training):
+    @tf.function
+    def loop(layer):
+        for _ in tf.range(3):
+            train(layer, tuple(IDS), training=training)
+
     found = []
     for pipelined in (False, True):
         layer = make_layer(pipeline_execution_with_tensor_core=pipelined)
-        for _ in range(2):
-            train(layer, tuple(IDS), graph=True)
+        layer(IDS)
+        loop(layer)
         layer.drain()
         found.append(state(layer))
     assert_same(*found)
+    assert found[0]["step"] == 3
 
 
 @pytest.mark.parametrize("kernels", [False, True])

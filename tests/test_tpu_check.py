@@ -43,6 +43,22 @@ def test_slices(name, shape, replicas, sparse_cores, hardware):
 
 
 @pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("v5p-8", 1),
+        ("v5p:2x2x2", 2),
+        ("v6e-8", 1),
+        ("v6e-16", 4),
+        ("v5litepod-16", 4),
+        ("v3-8", 1),
+        ("v3-32", 4),
+    ],
+)
+def test_the_hosts_of_a_slice(name, hosts):
+    assert tpu_check.Slice.of(name).hosts == hosts
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("v9:2x2", "Unknown TPU slice 'v9:2x2'"),

@@ -27,10 +27,10 @@ class Step:
     on_host: str | None = None
 
 
-def _sum(dtype):
+def _reduce(how, dtype):
     def run(x):
         context = tf.distribute.get_replica_context()
-        return context.all_reduce("SUM", tf.cast(x, dtype))
+        return context.all_reduce(how, tf.cast(x, dtype))
 
     return run
 
@@ -78,13 +78,27 @@ STEPS = {
     "segment_sum": Step(
         lambda x: tf.math.segment_sum(x, tf.range(8)), on_host="SegmentSum"
     ),
+    "bincount": Step(
+        lambda x: tf.math.bincount(tf.cast(x, tf.int32)),
+        on_host="DenseBincount",
+    ),
     **{
-        f"sum_{dtype.name}": Step(_sum(dtype))
+        f"sum_{dtype.name}": Step(_reduce("SUM", dtype))
         for dtype in (tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.uint32)
     },
     **{
-        f"sum_{dtype.name}": Step(_sum(dtype), error=f"{dtype.name}.*float16")
+        f"sum_{dtype.name}": Step(
+            _reduce("SUM", dtype), error=f"{dtype.name}.*float16"
+        )
         for dtype in (tf.int64, tf.int16, tf.int8, tf.uint8, tf.bool)
+    },
+    **{
+        f"mean_{dtype.name}": Step(_reduce("MEAN", dtype))
+        for dtype in (tf.float32, tf.bfloat16)
+    },
+    **{
+        f"mean_{dtype.name}": Step(_reduce("MEAN", dtype), error=dtype.name)
+        for dtype in (tf.int32, tf.uint32, tf.int64)
     },
     "merged_sum": Step(_merged_sum, error=r"int64.*float16"),
 }

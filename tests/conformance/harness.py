@@ -228,7 +228,8 @@ def trainer(strategy, layer, training=True, mode="function"):
     Args:
         strategy: the layer's.
         layer: what maps ids and weights to activations, by feature.
-        training: whether to train, or only to look up.
+        training: whether to train, or only to look up. None: to train, without
+            saying so to the layer.
         mode: "eager" or "function"; under a strategy "function".
     """
 
@@ -237,7 +238,7 @@ def trainer(strategy, layer, training=True, mode="function"):
             outputs = layer(ids, weights=weights, training=training)
             products = [product(outputs[k], gradients[k]) for k in outputs]
             loss = tf.add_n(products)
-        if training:
+        if training is not False:
             differentiate(tape, loss, layer.trainable_variables)
         return {
             name: each.to_tensor() if is_ragged(each) else each

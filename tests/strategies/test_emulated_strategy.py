@@ -16,8 +16,9 @@ from tpu_programs import BATCH, STEPS, traced
 pytestmark = on("tpu:4x4", tier="more")
 
 
-def test_it_is_a_tpu_strategy_of_the_slice():
-    strategy = EmulatedTPUStrategy("v5p-8")
+@pytest.mark.parametrize("name", ["v5p-8", "v5p:2x2x1"])
+def test_it_is_a_tpu_strategy_of_the_slice(name):
+    strategy = EmulatedTPUStrategy(name)
     assert isinstance(strategy, tf.distribute.TPUStrategy)
     assert backend.is_tpu_strategy(strategy)
     assert strategy.num_replicas_in_sync == 4

@@ -53,6 +53,8 @@ def test_training(strategy, cores, optimizer):
     for weighted in (True, False):
         batches = make_steps(rng, reference, weighted, strategy)
         reference.update(check_step(step, reference, batches))
+    silent = trainer(strategy, layer, training=None)
+    reference.update(check_step(silent, reference, batches))
     assert_tables(layer, reference)
     assert cores.training == [True] * len(cores.training)
     # Evaluating must not wait for gradients.
@@ -220,9 +222,12 @@ def test_sequences_and_sizes(strategy, cores):
             size_threshold=0,
             batch_size=5,
         )
-    run = tf.function(lambda ids: strategy.run(layer, ([ids],)))
+    run = tf.function(
+        lambda ids: strategy.run(layer, ([ids],), {"training": True})
+    )
     ids = tf.ragged.constant([[1, 2], [], [3, 4, 5, 6]], dtype=tf.int64)
     [found] = run(ids)
+    assert not any(cores.training)  # There is no tape, and no gradient.
     for rows in strategy.experimental_local_results(found):
         assert rows.shape == (3, 3, 4)
         values = layer.embedding_tables["x"].numpy()

@@ -327,7 +327,7 @@ def test_the_wrong_wheel_is_an_error_that_names_the_right_one(
     monkeypatch.setattr(host_kernels, "has_kernels", lambda: False)
     make_layer(strategy)  # An emulated slice needs none.
     monkeypatch.delattr(strategy, "topology")
-    with pytest.raises(RuntimeError, match="pip install 'tensorflow-tpu=="):
+    with pytest.raises(RuntimeError, match="pip install tensorflow-tpu=="):
         make_layer(strategy)
 
 

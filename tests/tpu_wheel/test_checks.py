@@ -13,10 +13,12 @@ import tf_keras
 from promises import BATCH, make_layer
 
 import tfrs_embed
+from helpers import sparse_core_config
 from processes import environment
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.tools.tpu_check import tpu_library
+from tfrs_embed.tools.tpu_check.command import _as_json
 from tpu_programs import BATCH as FLOATS
 from tpu_programs import STEPS, traced
 
@@ -60,11 +62,12 @@ def test_the_kernels_of_tpus_are_those_that_the_emulation_knows():
         if kernel.device_type == "XLA_TPU_JIT"
     }
     known = emulated_program._kernels()
-    assert of_tpus - known == {"ResizeNearestNeighborGrad"}
+    others = emulated_program._LEFT_TO_HOSTS | {"ResizeNearestNeighborGrad"}
+    assert of_tpus - known == others
     assert not known - of_tpus
 
 
-def look_up(layer, change=lambda ids: ids, number=BATCH):
+def look_up(layer, change=lambda ids: ids, number=BATCH, training=True):
     """A program with a step that looks ids up and trains."""
 
     def program(strategy):
@@ -73,9 +76,10 @@ def look_up(layer, change=lambda ids: ids, number=BATCH):
 
         def step(ids):
             with tf.GradientTape() as tape:
-                vectors = made({"dense_big": change(ids)}, training=True)
+                vectors = made({"dense_big": change(ids)}, training=training)
                 loss = tf.reduce_sum(vectors["dense_big"])
-            return tape.gradient(loss, made.trainable_variables)
+            gradients = tape.gradient(loss, made.trainable_variables)
+            return [g for g in gradients if g is not None]
 
         @tf.function
         def train(ids):
@@ -175,6 +179,106 @@ def test_a_loop_and_a_step_outside_of_it():
         "loop": 5,
         "loop_of_calls": 1,
     }
+    assert [
+        each.partition(" is not pipelined")[0]
+        for each in report.warnings
+        if "pipeline_execution_with_tensor_core" in each
+    ] == ["one", "loop_of_calls"]
+
+
+def limits(**others):
+    """A layer with limits for all its buffers."""
+    of_stack = {"big": 8}
+    return one_layer(
+        sparse_core_embedding_config=sparse_core_config(
+            **{
+                "max_ids_per_table": of_stack,
+                "max_unique_ids_per_table": of_stack,
+                "max_ids_per_chip_per_sample": 1,
+                **others,
+            }
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "tpu_slice", "warning"),
+    [
+        (look_up(limits()), SLICE, None),
+        (look_up(limits()), "v6e-8", None),  # One host.
+        (
+            look_up(limits()),
+            "v5p:2x2x2",
+            r"v5p:2x2x2 has 2 hosts and was checked as one",
+        ),
+        (
+            look_up(limits(max_ids_per_table=None)),
+            SLICE,
+            r"max_ids_per_table or .* of the stacks \['big'\] is the default, "
+            r"256\. .*compute_limits",
+        ),
+        (
+            look_up(limits(max_ids_per_chip_per_sample=64)),
+            SLICE,
+            r"max_ids_per_chip_per_sample is the default, 64, .*compute_limits",
+        ),
+        (
+            look_up(limits(allow_id_dropping=True)),
+            SLICE,
+            r"allow_id_dropping=True: .* above max_ids_per_chip_per_sample=1 "
+            r".* are dropped",
+        ),
+        (
+            look_up(limits(), training=False),
+            SLICE,
+            r"train looks tables up on a gradient tape, but updates none",
+        ),
+    ],
+)
+def test_warnings(program, tpu_slice, warning):
+    report = tpu_check.check(program, tpu_slice)
+    wanted = [] if warning is None else [warning]
+    for found, pattern in zip(report.warnings, wanted, strict=True):
+        assert re.match(pattern, found)
+        assert f"\nwarning: {found}" in str(report)
+    assert _as_json(report)["warnings"] == report.warnings
+
+
+def test_an_evaluation_needs_no_update():
+    def program(strategy):
+        with strategy.scope():
+            layer = limits()()
+
+        @tf.function
+        def evaluate(ids):
+            return strategy.run(layer, ({"dense_big": ids},))
+
+        evaluate(tf.range(BATCH))
+
+    assert tpu_check.check(program, SLICE).warnings == ()
+
+
+def test_summaries_turn_pipelining_off(tmp_path):
+    def program(strategy):
+        with strategy.scope():
+            layer = one_layer(pipelined=True)()
+
+        def step(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer({"dense_big": ids})["dense_big"])
+            return tape.gradient(loss, layer.trainable_variables)
+
+        @tf.function
+        def loop(ids):
+            for _ in tf.range(3):
+                strategy.run(step, (ids,))
+
+        writer = tf.summary.create_file_writer(str(tmp_path))
+        with writer.as_default(), tf.summary.record_if(True):
+            loop(tf.range(BATCH))
+
+    report = tpu_check.check(program, SLICE)
+    assert any("loop is not pipelined" in each for each in report.warnings)
 
 
 def test_gradients_of_other_things_and_a_tape_around():
@@ -325,6 +429,7 @@ def test_the_command_runs_a_script(script):
     assert "stopped at the second call of train_function" in done.stdout
     assert re.search(r"stopped: 'items/\w+' has no values", done.stdout)
     assert "items" in done.stdout
+    assert "warning: max_ids_per_table or" in done.stdout
     # The lowering's own lines for each operation are left out.
     assert "Lowering Xla" not in done.stderr
 

@@ -89,10 +89,7 @@ class Engine(abc.ABC):
 
     @property
     def gives_rows(self) -> bool:
-        """Whether training lookups give rows to new keys.
-
-        Each lookup on a gradient tape is then a training lookup.
-        """
+        """Whether training lookups give rows to new keys."""
         return any(table.keys is not None for table in self.tables)
 
     @property

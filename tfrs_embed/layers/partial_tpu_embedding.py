@@ -89,8 +89,8 @@ class PartialTPUEmbedding(TableLayer):
             order.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row splits or indices of its ids. They get no gradient.
-        training: as in every Keras layer. True: the step may be pipelined on
-            TPUs. False: tables that an engine holds are constants without a
+        training: as in every Keras layer. None: True where a tape records the
+            call. False: tables that an engine holds are constants without a
             gradient; see docs/gradients.md.
         partial: whether `inputs` may leave features out: keys of dicts, or
             None in place of entries of lists and tuples. The outputs leave out

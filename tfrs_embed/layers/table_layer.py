@@ -227,9 +227,10 @@ class TableLayer(TableHolder):
         Returns the result of `to_bags`, and the activations of the lookups.
         """
         engine: Any = self._engine
-        if training is None and engine is not None and engine.gives_rows:
-            # Its gradient updates the tables, so the call is a training step.
-            training = record.could_possibly_record()
+        if training is None and record.could_possibly_record():
+            # Loops such as TFRS's don't pass `training`. The gradient updates
+            # the tables, so the call is part of a training step.
+            training = True
         self._make_tables_if_ready()
         consensus = None
         if engine is None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import device_util, kernel_registry
 from tfrs_embed.compat.strategies import require_sparse_core_api
+from tfrs_embed.compat.version import LIBTPU, TENSORFLOW_TPU
 
 _OP = "ConvertToListOfSparseCoreCooTensors"
 
@@ -24,10 +25,9 @@ def require_kernels(strategy: tf.distribute.Strategy) -> None:
     host = tf.DeviceSpec.from_string(device_util.get_host_for_device(device))
     if host.job not in (None, "localhost"):
         return  # Another machine's TensorFlow preprocesses the ids.
-    version = ".".join(tf.__version__.split(".")[:2])
     raise RuntimeError(
         f"These TPUs have SparseCores, but TensorFlow {tf.__version__} as "
         "installed lacks their host operations. They are in the wheel for "
         "TPUs: pip uninstall tensorflow; pip install "
-        f"'tensorflow-tpu=={version}.*'"
+        f"tensorflow-tpu=={TENSORFLOW_TPU} libtpu=={LIBTPU}"
     )

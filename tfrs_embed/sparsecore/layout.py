@@ -112,8 +112,9 @@ class Layout:
                 rows=sum(t.vocabulary_size for t in members),
                 dim=members[0].dim,
                 samples=stacking.table_to_sample_count[name],
-                max_ids=max_ids.get(name, DEFAULT_LIMIT),
-                max_unique_ids=max_unique.get(name, DEFAULT_LIMIT),
+                # They may be tensors, of compute_sparse_core_stats.
+                max_ids=int(max_ids.get(name, DEFAULT_LIMIT)),
+                max_unique_ids=int(max_unique.get(name, DEFAULT_LIMIT)),
             )
             for name, members in stacking.stacked_table_to_tables.items()
         }

@@ -22,6 +22,7 @@ class _Generation:
         replicas: replicas of a TPUStrategy per chip.
         embedding: the embedding hardware.
         sparse_cores: SparseCores per chip.
+        one_host: the largest number of chips that share one host.
     """
 
     dims: int
@@ -29,15 +30,16 @@ class _Generation:
     replicas: int
     embedding: Any
     sparse_cores: int = 0
+    one_host: int = 4
 
 
 _GENERATIONS = {
     "v2": _Generation(2, 2, 2, _Feature.V1),
     "v3": _Generation(2, 2, 2, _Feature.V1),
     "v4": _Generation(3, 2, 1, _Feature.V1),
-    "v5e": _Generation(2, 1, 1, _Feature.UNSUPPORTED),
+    "v5e": _Generation(2, 1, 1, _Feature.UNSUPPORTED, one_host=8),
     "v5p": _Generation(3, 2, 1, _Feature.V2, 4),
-    "v6e": _Generation(2, 1, 1, _Feature.V2, 2),
+    "v6e": _Generation(2, 1, 1, _Feature.V2, 2, one_host=8),
 }
 # The cloud's other names for v5e and v6e.
 _ALIASES = {"v5litepod": "v5e", "v6": "v6e"}
@@ -124,6 +126,12 @@ class Slice:
     def chips(self) -> int:
         """The number of chips."""
         return math.prod(self.shape)
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts; each of several has four chips."""
+        alone = self.chips <= _GENERATIONS[self.generation].one_host
+        return 1 if alone else self.chips // 4
 
     @property
     def replicas(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfrs_embed.compat import graphs, strategies
+from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import (
@@ -161,7 +162,10 @@ class TPUEngine(Engine, FixedBatches):
                 for feature, each in zip(self.features, bags, strict=True)
             ], None
         self._require_room([each.static_count for each in bags])
-        vectors, residuals, valid = self._lookup(bags, call.training)
+        # Outside of tapes there is no update, for which embedding cores and
+        # pipelined SparseCores would wait.
+        updates = call.training and record.could_possibly_record()
+        vectors, residuals, valid = self._lookup(bags, updates)
         cut = [_cut(v, b) for v, b in zip(vectors, bags, strict=True)]
         return cut, (residuals, valid)
 
@@ -173,7 +177,7 @@ class TPUEngine(Engine, FixedBatches):
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
-        """Looks up in a replica.
+        """Looks up in a replica; `training`: whether an update may follow.
 
         Returns each feature's [samples, dim], residuals, and a tensor on the
         TPU that only exists if all ids are good.

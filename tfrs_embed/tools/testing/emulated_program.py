@@ -1,4 +1,4 @@
-"""The rules for a TPU's program: operations, and sums over replicas.
+"""The rules for a TPU's program: operations, and reductions over replicas.
 
 TensorFlow's registries have them: the dtypes of CrossReplicaSum, and XLA's
 kernels. TPUs have kernels for the same operations as CPUs; those that only TPUs
@@ -21,6 +21,8 @@ from tfrs_embed.compat.private_tensorflow import (
 )
 
 _COMPILED_FOR = "XLA_CPU_JIT"
+# TensorFlow's bridge leaves them to the host, although XLA has kernels.
+_LEFT_TO_HOSTS = frozenset({"Bincount", "DenseBincount"})
 
 
 class Replicas:
@@ -70,8 +72,8 @@ class Replicas:
             )
 
 
-def require_summable(values: Any) -> None:
-    """Raises a TypeError if TPUs can't sum nested values over replicas."""
+def require_reducible(reduce_op: Any, values: Any) -> None:
+    """Raises a TypeError if TPUs can't reduce nested values over replicas."""
     for value in tf.nest.flatten(values):
         if isinstance(value, tf.distribute.DistributedValues):
             value = value.values[0]
@@ -82,6 +84,12 @@ def require_summable(values: Any) -> None:
             raise TypeError(
                 f"TPUs can't sum {dtype.name} over replicas, only "
                 f"{', '.join(sorted(d.name for d in _summable()))}: cast it."
+            )
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        if mean and dtype is not None and not dtype.is_floating:
+            raise TypeError(
+                f"TPUs can't average {dtype.name} over replicas: they multiply "
+                "by a fraction. Cast it to float32."
             )
 
 
@@ -97,7 +105,7 @@ def _next_id(graph: Any) -> int:
 
 @functools.cache
 def _kernels() -> frozenset[str]:
-    """The operations that XLA has kernels for."""
+    """The operations that TPUs run."""
     # The first compilation registers them, even a failed one: TensorFlow's
     # wheel for TPUs has no compiler for the host.
     with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope():
@@ -108,4 +116,4 @@ def _kernels() -> frozenset[str]:
         if kernel.device_type == _COMPILED_FOR
     }
     assert found, "TensorFlow has registered no kernels of XLA's"
-    return frozenset(found)
+    return frozenset(found) - _LEFT_TO_HOSTS

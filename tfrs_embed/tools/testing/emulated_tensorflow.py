@@ -50,9 +50,9 @@ def install() -> None:
     for name, update in emulated_device_ops.UPDATES.items():
         _replace(name, functools.partial(_update, update))
     cls = tpu_embedding_v3.TPUEmbeddingV2
+    _replace("enqueue", functools.partial(_enqueue, cls.enqueue), module=cls)
     for name in ("enqueue", "dequeue", "apply_gradients"):
         setattr(cls, name, _remembered(getattr(cls, name)))
-    _replace("enqueue", functools.partial(_call, cls.enqueue), module=cls)
     if not has_kernels():
         _replace("_preprocess_features", emulated_host.preprocess, module=cls)
         name = "compute_sparse_core_stats"
@@ -107,6 +107,19 @@ def _call(function: _Function, *args: Any, **kwargs: Any) -> Any:
     # An embedding may be called outside of any strategy.
     with getattr(extended, "on_host", contextlib.nullcontext)():
         return function(*args, **kwargs)
+
+
+def _enqueue(
+    enqueue: _Function,
+    embedding: Any,
+    features: Any,
+    weights: Any = None,
+    device: str | None = None,
+) -> Any:
+    # TensorFlow refuses devices that aren't TPUs, as the chips are here.
+    if device in embedding._strategy.extended.worker_devices:
+        device = None
+    return _call(enqueue, embedding, features, weights, device)
 
 
 def _update(update: _Function, **kwargs: Any) -> Any:

@@ -25,7 +25,10 @@ from tfrs_embed.compat.private_tensorflow import (
 from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.tools.testing import emulated_tensorflow
-from tfrs_embed.tools.testing.emulated_program import Replicas, require_summable
+from tfrs_embed.tools.testing.emulated_program import (
+    Replicas,
+    require_reducible,
+)
 
 _FEATURE = topology_pb2.TPUHardwareFeature.EmbeddingFeature.V2
 
@@ -60,8 +63,8 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         topology: the slice, a `tfrs_embed.sparsecore.Topology`.
 
     Args:
-        topology: the slice's name, such as "v5p-8" or "v6e-4", or a pair
-            (chips, sparse_cores_per_chip).
+        topology: the slice's name as `tpu_check.Slice.of` takes it, such as
+            "v5p-8" or "v6e:2x2", or a pair (chips, sparse_cores_per_chip).
 
     Raises:
         ValueError: the topology does not exist.
@@ -169,7 +172,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         self, reduce_op: Any, value: Any, destinations: Any, options: Any
     ) -> Any:
         if self._building:
-            require_summable(value)
+            require_reducible(reduce_op, value)
         return super()._reduce_to(reduce_op, value, destinations, options)
 
     def _batch_reduce_to(
@@ -177,7 +180,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         pairs = list(value_destination_pairs)
         if self._building:
-            require_summable([value for value, _ in pairs])
+            require_reducible(reduce_op, [value for value, _ in pairs])
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     @property

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import NoValuesError
 from tfrs_embed.sparsecore.slices import Slice
-from tfrs_embed.tools.tpu_check import tpu_library
+from tfrs_embed.tools.tpu_check import advice, tpu_library
 from tfrs_embed.tools.tpu_check.blame import locate
 from tfrs_embed.tools.tpu_check.bridge import bridge
 from tfrs_embed.tools.tpu_check.compiling import Compiler
@@ -86,7 +86,9 @@ def check(
     tpu_slice = Slice.of(topology)
     tpu_library.require()
     compiler = compiler or Compiler.find()
-    recorder = _trace(program, tpu_slice)
+    uses: list[advice.Use] = []
+    with advice.noting(uses):
+        recorder = _trace(program, tpu_slice)
     if not recorder.functions:
         raise CheckError(
             "the code called no tf.function with strategy.run in it: there is "
@@ -122,6 +124,7 @@ def check(
         reason,
         tuple(recorder.ended),
         recorder.ended_by,
+        advice.warnings(tpu_slice, recorder.functions, uses),
     )
 
 

@@ -27,7 +27,14 @@ from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.report import Report
 
 # What --json prints of a report and of a program.
-_OF_REPORT = ("tensorflow", "compiler", "not_compiled", "ended", "ended_by")
+_OF_REPORT = (
+    "tensorflow",
+    "compiler",
+    "not_compiled",
+    "ended",
+    "ended_by",
+    "warnings",
+)
 _OF_PROGRAM = (
     "name",
     "argument_bytes",

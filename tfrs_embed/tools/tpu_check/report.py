@@ -71,6 +71,9 @@ class Report:
         not_compiled: why nothing was compiled, or None.
         ended: names of functions whose second call stopped a loop of the code.
         ended_by: another error that stopped the code, or None.
+        warnings: sentences about things that TPUs accept and training may
+            suffer from: default limits, ids that may be dropped, pipelining
+            that has no effect, a step that updates no table, several hosts.
     """
 
     slice: Slice
@@ -80,6 +83,7 @@ class Report:
     not_compiled: str | None
     ended: tuple[str, ...]
     ended_by: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def programs(self) -> list[CheckedProgram]:
@@ -112,6 +116,8 @@ class Report:
         stacks = {call.table: _stack_row(call) for call in calls}
         if stacks:
             lines += ["", *value_table([*stacks.values()])]
+        if self.warnings:
+            lines += ["", *(f"warning: {each}" for each in self.warnings)]
         for checked in self.refused:
             assert checked.compiled is not None
             error = checked.compiled.error
