@@ -77,7 +77,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for command in commands:
             command = command.replace("python3", sys.executable, 1)
-            run(command.replace(" tfrs_embed ", f" '{ROOT}' "), folder)
+            run(command.replace(" . ", f" '{ROOT}' "), folder)
         pathlib.Path(folder, "train.py").write_text(STEP)
         print(*re.findall("(?:no TPU|losses):.*", run(last, folder)), sep="\n")
         # What the page says of the newest libtpu.
