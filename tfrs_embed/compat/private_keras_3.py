@@ -213,7 +213,7 @@ def _weigh_losses() -> None:
         return scaled
 
     losses.scale_loss_for_distribution = by_share(
-        losses.scale_loss_for_distribution, tf.multiply
+        losses.scale_loss_for_distribution, tf.math.multiply_no_nan
     )
     losses.unscale_loss_for_distribution = by_share(
         losses.unscale_loss_for_distribution, tf.math.divide_no_nan

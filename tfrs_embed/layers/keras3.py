@@ -1,4 +1,4 @@
-"""The layers of Keras 3, on its TensorFlow backend.
+"""The layers of Keras 3, and loops for replicas, on its TensorFlow backend.
 
 Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program sets
 TF_USE_LEGACY_KERAS. Models of Keras 3 take these layers. Models of tf_keras,
