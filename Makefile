@@ -78,10 +78,12 @@ keras3: $(VENV)/.ready-examples $(VENV)/.movielens
 keras3: ## Train a model of Keras 3 on MovieLens-100K
 	TF_USE_LEGACY_KERAS=0 $(RUN) examples/movielens_keras3.py $(ARGS)
 
-# Two processes, as on a cluster; ARGS="--workers 3" and other flags.
+# Two processes, as on a cluster; KERAS=3 for a model of Keras 3.
+# ARGS="--workers 3" and other flags.
 multi-worker: $(VENV)/.ready-examples $(VENV)/.movielens
 multi-worker: ## Train on MovieLens-100K with several workers
-	$(RUN) examples/multi_worker.py $(ARGS)
+	TF_USE_LEGACY_KERAS=$(if $(filter 3,$(KERAS)),0,1) \
+		$(RUN) examples/multi_worker.py $(ARGS)
 
 # One process, two replicas; ARGS="--rows 1000000" and other flags.
 dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks

@@ -9,14 +9,17 @@ TF_CONFIG set, or with --slurm: docs/clusters.md has scripts.
 The model is that of movielens_ranking.py, and so are the batches: each replica
 takes a part of every one. Tables above `--size_threshold` are sharded over the
 replicas by row, the others are mirrored.
+
+With TF_USE_LEGACY_KERAS=0 it is a model of Keras 3, which
+`tfrs_embed.keras3.fit` trains.
 """
 
 from __future__ import annotations
 
 import os
 
-# tensorflow_recommenders is written for Keras 2: tf.keras has to mean tf_keras,
-# which is decided when TensorFlow is imported.
+# What tf.keras means is decided when TensorFlow is imported: tf_keras, which
+# tensorflow_recommenders needs, or with 0 Keras 3, of which the model then is.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
@@ -25,9 +28,10 @@ import common_flags
 import movielens
 import movielens_model
 import tensorflow as tf
-import tf_keras
 from absl import app, flags
 from epoch_lines import EpochLines
+
+import tfrs_embed
 
 FLAGS = flags.FLAGS
 common_flags.workers(default=2)
@@ -55,7 +59,7 @@ def train() -> None:
     """Trains and evaluates the model, together with the other workers."""
     strategy = cluster.join()
     # The same on all workers, whose data sets are shuffled with it.
-    tf_keras.utils.set_random_seed(FLAGS.seed)
+    tf.keras.utils.set_random_seed(FLAGS.seed)
     try:
         data = movielens.load(FLAGS.data or movielens.find())
     except OSError as error:
@@ -86,8 +90,10 @@ def train() -> None:
     model.built = True
 
     first = cluster.is_first(strategy)
+    of_keras_3 = not tf.keras.Model.__module__.startswith("tf_keras")
     if first:
         print(data)
+        print(f"a model of {'Keras 3' if of_keras_3 else 'tf_keras'}")
         print(f"replicas: {strategy.num_replicas_in_sync}")
         print(model.embeddings.placement)
     callbacks = []
@@ -95,28 +101,34 @@ def train() -> None:
         # All workers must save, as reading a sharded table takes all of them;
         # Keras has those save elsewhere whose files nobody needs.
         callbacks.append(
-            tf_keras.callbacks.BackupAndRestore(
+            tf.keras.callbacks.BackupAndRestore(
                 str(FLAGS.checkpoint_dir), delete_checkpoint=False
             )
         )
     if first:
         callbacks.append(EpochLines(FLAGS.epochs))
-    test = distribute(data.test)
-    model.fit(
-        distribute(data.train, shuffle_seed=FLAGS.seed),
-        epochs=FLAGS.epochs,
-        steps_per_epoch=steps(data.train),
-        validation_data=test,
-        validation_steps=steps(data.test),
-        callbacks=callbacks,
-        verbose=0,
-    )
-    # Each worker's own ratings, and one RMSE of all of them.
-    rmse = model.evaluate(
-        test, steps=steps(data.test), return_dict=True, verbose=0
-    )["rmse"]
+    train, test = distribute(data.train, FLAGS.seed), distribute(data.test)
+    options = {
+        "epochs": FLAGS.epochs,
+        "steps_per_epoch": steps(data.train),
+        "validation_data": test,
+        "validation_steps": steps(data.test),
+        "callbacks": callbacks,
+        "verbose": 0,
+    }
+    # Each worker evaluates its own ratings, and there is one RMSE of all.
+    if of_keras_3:
+        tfrs_embed.keras3.fit(model, train, strategy, **options)
+        metrics = tfrs_embed.keras3.evaluate(
+            model, test, strategy, steps=steps(data.test), verbose=0
+        )
+    else:
+        model.fit(train, **options)
+        metrics = model.evaluate(
+            test, steps=steps(data.test), return_dict=True, verbose=0
+        )
     if first:
-        print(f"test_rmse={rmse:.4f}")
+        print(f"test_rmse={metrics['rmse']:.4f}")
 
 
 if __name__ == "__main__":

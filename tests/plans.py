@@ -35,6 +35,7 @@ PROCESSES = {
         "tpu:4x4",
         "keras:3",
         "keras:3 mirrored:2",
+        "keras:3 workers:2",
     ),
 }
 NAMES = tuple(dict.fromkeys(sum(PROCESSES.values(), ())))

@@ -3,9 +3,11 @@
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
+from tfrs_embed.testing import LocalCluster
 
 import tfrs_embed
 from faults.job import PLACEMENTS
@@ -97,6 +99,31 @@ def test_the_others_end_and_the_job_resumes(
         assert cluster.wait(300) == [0, 0], cluster.output(0)
         resumed = losses(cluster.output(0))
     assert resumed == {k: undisturbed[k] for k in ("3", "4", "5")}
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_a_fit_of_keras_3_ends_and_resumes(tmp_path, fault):
+    command = [sys.executable, str(TESTS / "strategies/fit3_worker.py")]
+    command += ["--folder", str(tmp_path / fault)]
+    found = {}
+    with LocalCluster([*command, "--fault", fault], 2, environment("")) as job:
+        wait_for(lambda: "step 2 loss" in job.output(1), 300)
+        begin = time.monotonic()
+        wait_for(lambda: job.processes[0].poll() is not None, WITHIN_S + 30)
+        assert time.monotonic() - begin < WITHIN_S
+        assert job.processes[0].returncode != 0
+        assert "task:1" in job.output(0)
+        found |= losses(job.output(0))
+    assert list(found) == ["0", "1", "2"]
+    with LocalCluster(command, 2, environment("")) as job:
+        assert job.wait(300) == [0, 0], job.output(0)
+        resumed = losses(job.output(0))
+        assert resumed == losses(job.output(1))
+    assert list(resumed) == ["3", "4", "5"]
+    whole = [sys.executable, command[1], "--folder", str(tmp_path / "whole")]
+    with LocalCluster(whole, 2, environment("")) as job:
+        assert job.wait(300) == [0, 0], job.output(0)
+        assert losses(job.output(0)) == found | resumed
 
 
 def stop_for(cluster, seconds):

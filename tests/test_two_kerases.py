@@ -217,10 +217,6 @@ WRONG = {
         ("size_treshold",),
     ),
     "t3.Embedding(5, 2)([1, 7])": ("InvalidArgumentError", ("id 7",)),
-    "under(tf.distribute.MultiWorkerMirroredStrategy())": (
-        "NotImplementedError",
-        ("MultiWorkerMirroredStrategy", "in a model of tf_keras"),
-    ),
     "under(tfrs_embed.testing.EmulatedTPUStrategy((1, 1)))": (
         "NotImplementedError",
         ("EmulatedTPUStrategy", "in a model of tf_keras"),

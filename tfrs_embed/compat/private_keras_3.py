@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 try:
@@ -14,9 +16,18 @@ try:
     # must exist when their layer is built.
     from keras.src.backend.common import global_state
 
+    # `build`: as Keras traces a model whose parts it builds.
+    from keras.src.backend.common.symbolic_scope import SymbolicScope
+
     # Its optimizers expect unique rows in a gradient. Ids that are looked up
     # twice, or on two replicas, give equal rows.
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+    # `fit` fails before its first step under several workers.
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    # Losses are means over a replica's samples, divided by the replicas.
+    from keras.src.losses import loss as losses
 except ImportError as error:  # pragma: no cover
     raise ImportError(
         "This Keras 3 has not the private API that tfrs_embed.keras3 uses: "
@@ -27,6 +38,8 @@ _SCOPE = "stateless_scope"
 # Keras notes there that it traces for shapes, with placeholders.
 _TRACING = "symbolic_scope"
 _TABLE = "_tfrs_embed_is_table"
+# Of a thread: whether it runs `own_loop`, and the share of `weighted`.
+_local = threading.local()
 
 
 @contextlib.contextmanager
@@ -106,3 +119,102 @@ def _unique(gradient: Any, variable: Any) -> Any:
         gradient.values, index, tf.shape(rows)[0]
     )
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+@contextlib.contextmanager
+def own_loop() -> Iterator[None]:
+    """Runs Keras's `fit` and `evaluate` with functions that are set before."""
+    guard_loops()
+    _local.own = True
+    try:
+        yield
+    finally:
+        _local.own = False
+
+
+@functools.cache
+def guard_loops() -> None:
+    """Lets Keras's loops raise a clear error where Keras 3 can't train.
+
+    Before its first step Keras 3.12 to 3.15 reduces a batch to one that it
+    builds the model from. MultiWorkerMirroredStrategy reduces no dicts, and the
+    mean of a scalar metric, which each step takes, needs an axis there
+    (keras-team/keras#20585).
+    """
+    build = TensorFlowTrainer._maybe_symbolic_build
+
+    @functools.wraps(build)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if getattr(_local, "own", False):
+            return
+        workers = tf.distribute.MultiWorkerMirroredStrategy
+        if isinstance(self.distribute_strategy, workers):
+            raise NotImplementedError(
+                f"Model '{self.name}': Keras 3 doesn't train under "
+                "MultiWorkerMirroredStrategy. Call tfrs_embed.keras3.fit(model,"
+                " data, strategy) or tfrs_embed.keras3.evaluate instead."
+            )
+        build(self, *args, **kwargs)
+
+    TensorFlowTrainer._maybe_symbolic_build = checked
+
+
+def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
+    """Builds a model's layers, losses, metrics and optimizer, if they aren't.
+
+    Unlike Keras's own way, `spec` of a batch may have ragged and sparse ids.
+    """
+
+    @tf.function(autograph=False)
+    def trace(batch: Any) -> None:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs = model(x, training=False)
+        if model._compile_loss is not None:
+            model._compute_loss(x, y, outputs, weight, training=False)
+        if model._compile_metrics is not None:
+            model.compute_metrics(x, y, outputs, weight)
+
+    parts = [*model._flatten_layers()]
+    parts += filter(None, (model._compile_loss, model._compile_metrics))
+    with strategy.scope():
+        if not all(part.built for part in parts):
+            with keras.StatelessScope(), SymbolicScope():
+                trace.get_concrete_function(spec)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model._post_build()
+
+
+@contextlib.contextmanager
+def weighted(share: tf.Tensor) -> Iterator[None]:
+    """Weights a replica's mean losses with its share of the batch's samples.
+
+    Keras divides them by the number of replicas, which is wrong for a batch
+    that replicas can't share evenly. `share` is a float32 scalar from 0 to 1.
+    """
+    _weigh_losses()
+    _local.share = share
+    try:
+        yield
+    finally:
+        _local.share = None
+
+
+@functools.cache
+def _weigh_losses() -> None:
+    def by_share(original: Any, operation: Any) -> Any:
+        @functools.wraps(original)
+        def scaled(value: Any) -> Any:
+            share = getattr(_local, "share", None)
+            if share is None:
+                return original(value)
+            return operation(value, tf.cast(share, value.dtype))
+
+        return scaled
+
+    losses.scale_loss_for_distribution = by_share(
+        losses.scale_loss_for_distribution, tf.math.multiply_no_nan
+    )
+    losses.unscale_loss_for_distribution = by_share(
+        losses.unscale_loss_for_distribution, tf.math.divide_no_nan
+    )

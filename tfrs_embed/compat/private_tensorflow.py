@@ -51,6 +51,11 @@ try:
     # `tpu_check`: devices without a machine that has them.
     from tensorflow.python.client import session as client_session
 
+    # The batch size that a strategy would cut into its replicas' parts.
+    from tensorflow.python.data.experimental.ops import (
+        distribute as distribute_data,
+    )
+
     # A strategy that reduces otherwise has no collectives to order tables' by;
     # the emulated slice reduces on one device.
     from tensorflow.python.distribute import (

@@ -1,4 +1,4 @@
-"""The layers of Keras 3, on its TensorFlow backend.
+"""The layers of Keras 3, and loops for replicas, on its TensorFlow backend.
 
 Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program sets
 TF_USE_LEGACY_KERAS. Models of Keras 3 take these layers. Models of tf_keras,
@@ -17,8 +17,8 @@ Example:
     >>> model.compile("adam", "mse")
     >>> history = model.fit(np.array([3, 7]), np.array([0.0, 1.0]), verbose=0)
 
-Under a MirroredStrategy large tables are sharded. Clusters of several workers,
-and TPUs, need tf_keras: Keras 3 supports neither strategy.
+Under a MirroredStrategy large tables are sharded. On several workers Keras 3's
+own `fit` doesn't work; `tfrs_embed.keras3.fit` does. TPUs need tf_keras.
 
 Other differences from the layers of tf_keras:
 
@@ -41,6 +41,7 @@ from tfrs_embed.checkpoint.names import escape, in_graphs
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_keras_3 import (
     creating_variables,
+    guard_loops,
     mark_table,
     traces_shapes,
 )
@@ -54,6 +55,7 @@ from tfrs_embed.layers import (
     engine_layer,
     partial_tpu_embedding,
 )
+from tfrs_embed.layers.keras3_loops import evaluate, fit
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -61,6 +63,8 @@ __all__ = [
     "DynamicEmbedding",
     "Embedding",
     "PartialTPUEmbedding",
+    "evaluate",
+    "fit",
 ]
 
 
@@ -96,7 +100,7 @@ class _Layer(keras.layers.Layer):
     _traces_shapes = staticmethod(traces_shapes)
 
     def __init__(self, **kwargs: Any) -> None:
-        _refuse_strategy(type(self).__name__, kwargs.get("name"))
+        _check_strategy(type(self).__name__, kwargs.get("name"))
         super().__init__(autocast=False, **kwargs)
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
@@ -234,19 +238,17 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, keras.KerasTensor)
 
 
-def _refuse_strategy(kind: str, name: str | None) -> None:
+def _check_strategy(kind: str, name: str | None) -> None:
     """Raises under a strategy that Keras 3 can't train with."""
     strategy = tf.distribute.get_strategy()
-    own = type(strategy).__name__
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        own = "MultiWorkerMirroredStrategy"  # Its class has another name.
-    elif not is_tpu(strategy):
-        return
-    raise NotImplementedError(
-        f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train under "
-        f"{own}; tf_keras does. Take the layer of tfrs_embed itself, in a "
-        "model of tf_keras."
-    )
+        guard_loops()
+    elif is_tpu(strategy):
+        raise NotImplementedError(
+            f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train "
+            f"under {type(strategy).__name__}; tf_keras does. Take the layer "
+            "of tfrs_embed itself, in a model of tf_keras."
+        )
 
 
 _register = keras.saving.register_keras_serializable("tfrs_embed")

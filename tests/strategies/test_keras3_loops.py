@@ -1,0 +1,249 @@
+"""`tfrs_embed.keras3.fit` on replicas, against Keras's own on one device."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fronts import keras, layers
+from helpers import tables_of
+from plans import on
+from strategies.replicas import of_chief
+from tfrs_embed import FeatureConfig, TableConfig
+
+pytestmark = on("keras:3 mirrored:2", "keras:3 workers:2", tier="more")
+
+# The last batch of 8 has one sample, so that a replica has none.
+SAMPLES, BATCH = 17, 8
+
+
+def make(**options):
+    """A compiled model of two large tables and a small one."""
+    tables = {
+        name: TableConfig(
+            name, rows, 4, keras.initializers.RandomNormal(seed=rows)
+        )
+        for name, rows in (("user", 50), ("item", 70), ("hour", 5))
+    }
+    inputs = {
+        "user": keras.Input([], dtype="int64", name="user"),
+        "item": keras.Input([None], dtype="int64", name="item", ragged=True),
+        "hour": keras.Input([], dtype="int64", name="hour"),
+    }
+    layer = layers.PartialTPUEmbedding(
+        {name: FeatureConfig(name, table) for name, table in tables.items()},
+        "adagrad",
+        size_threshold=20,
+    )
+    vectors = layer(inputs)
+    dense = keras.layers.Dense(
+        1,
+        kernel_initializer=keras.initializers.RandomNormal(seed=7),
+        kernel_regularizer="l2",
+    )
+    model = keras.Model(
+        inputs, dense(vectors["user"] * vectors["hour"] + vectors["item"])
+    )
+    options = {"optimizer": keras.optimizers.Adam(0.05), **options}
+    model.compile(
+        **{
+            "loss": "mse",
+            "metrics": ["mae", keras.metrics.AUC(name="auc")],
+            **options,
+        }
+    )
+    return model, layer
+
+
+def data(weighted=False):
+    rng = np.random.default_rng(0)
+    items = [rng.integers(0, 70, i % 4).tolist() for i in range(SAMPLES)]
+    inputs = {
+        "user": rng.integers(0, 50, SAMPLES),
+        "item": tf.ragged.constant(items, dtype=tf.int64),
+        "hour": rng.integers(0, 5, SAMPLES),
+    }
+    labels = rng.integers(0, 2, [SAMPLES, 1]).astype(np.float32)
+    weights = rng.uniform(size=SAMPLES).astype(np.float32)
+    samples = (inputs, labels, weights) if weighted else (inputs, labels)
+    return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH)
+
+
+def assert_equal(found, expected, loss, losses):
+    assert list(losses) == list(loss)
+    for name, values in loss.items():
+        np.testing.assert_allclose(losses[name], values, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(
+        (*tables_of(found[1]).values(), *found[0].trainable_weights),
+        (*tables_of(expected[1]).values(), *expected[0].trainable_weights),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("steps", "weighted", "unknown"),
+    [(1, False, False), (2, True, True)],
+    ids=["steps", "executions"],
+)
+def test_fit_equals_one_device(strategy, steps, weighted, unknown):
+    batches = data(weighted)
+    if unknown:
+        batches = batches.filter(lambda *_: True)
+    options = {"epochs": 3, "validation_data": batches, "verbose": 0}
+    expected = make(steps_per_execution=steps)
+    alone = expected[0].fit(batches, shuffle=False, **options).history
+    with strategy.scope():
+        found = make(steps_per_execution=steps)
+    fit = layers.fit(found[0], batches, strategy, **options)
+    assert_equal(found, expected, alone, fit.history)
+    ours = layers.evaluate(found[0], batches, strategy, verbose=0)
+    theirs = expected[0].evaluate(batches, verbose=0, return_dict=True)
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_callbacks_act_as_on_one_device(strategy):
+    def callbacks():
+        return [
+            keras.callbacks.LearningRateScheduler(lambda i, _: 0.1 / (i + 1)),
+            keras.callbacks.EarlyStopping(
+                "val_loss", patience=0, restore_best_weights=True
+            ),
+        ]
+
+    options = {"epochs": 30, "validation_data": data(), "verbose": 0}
+    expected = make()
+    alone = expected[0].fit(
+        data(), callbacks=callbacks(), shuffle=False, **options
+    )
+    with strategy.scope():
+        found = make()
+    fit = layers.fit(
+        found[0], data(), strategy, callbacks=callbacks(), **options
+    )
+    assert 1 < len(fit.history["loss"]) < 30
+    assert_equal(found, expected, alone.history, fit.history)
+
+
+def test_the_first_worker_writes_files_and_all_go_on(strategy, tmp_path):
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    first = not several or strategy.cluster_resolver.task_id == 0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shared = of_chief(strategy, mine)
+    with strategy.scope():
+        expected = make()
+    layers.fit(expected[0], data(), strategy, epochs=4, verbose=0)
+
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def train(*more):
+        with strategy.scope():
+            model, layer = make()
+        saved = keras.callbacks.ModelCheckpoint(str(mine / "{epoch}.keras"))
+        callbacks = [
+            # All read the first one's.
+            keras.callbacks.BackupAndRestore(str(shared / "backup")),
+            saved,
+            keras.callbacks.CSVLogger(str(mine / "log.csv")),
+            *more,
+        ]
+        layers.fit(
+            model,
+            data(),
+            strategy,
+            epochs=4,
+            callbacks=callbacks,
+            verbose=0,
+        )
+        assert saved.filepath == str(mine / "{epoch}.keras")
+        return model, layer
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Fails())
+    if first:
+        metadata = mine / "backup/training_metadata.json"
+        assert json.loads(metadata.read_text())["epoch"] == 2
+    found = train()
+    assert_equal(found, expected, {}, {})
+    names = {"1.keras", "2.keras", "3.keras", "4.keras", "log.csv"}
+    assert {path.name for path in mine.iterdir()} == (names if first else set())
+    tables = tables_of(found[1])  # Which takes all workers.
+    if first:
+        model = keras.models.load_model(mine / "4.keras")
+        [layer] = [e for e in model.layers if isinstance(e, type(found[1]))]
+        for name, table in tables_of(layer).items():
+            np.testing.assert_array_equal(table, tables[name])
+
+
+class Step(keras.Model):
+    def train_step(self, batch):
+        return {"own": tf.constant(1.0)}
+
+
+def _errors(strategy):
+    """What is refused: the arguments of fit, an error and its text."""
+    with strategy.scope():
+        model, _ = make()
+        unbuilt, _ = make()
+        unbuilt.compiled = False
+        dense = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        dense.compile("sgd", "mse", jit_compile=True)
+        inputs = keras.Input([2])
+        own = Step(inputs, keras.layers.Dense(1)(inputs))
+        own.compile("sgd", "mse")
+    outside, _ = make()
+    adam = keras.optimizers.Adam()
+    with strategy.scope():
+        mixed, _ = make(optimizer=adam)
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    floats = tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1])))
+    logger = object()
+    small = data().unbatch().batch(1)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    yield (unbuilt, data()), {}, ValueError, "is not compiled"
+    yield (outside, data()), {}, ValueError, "not made in the scope"
+    yield (mixed, data()), {}, ValueError, "The optimizer of Model 'functional"
+    yield (dense, floats), {}, ValueError, "jit_compile=True"
+    yield (own, floats), {}, ValueError, r"a dict of its metrics, some of \['l"
+    yield (model, 3), {}, TypeError, "data must be a tf.data.Dataset .* got int"
+    yield (model, small), {}, ValueError, "have 1 samples, fewer than the 2"
+    arguments = {"callbacks": [logger]}
+    yield (model, data()), arguments, TypeError, re.escape(repr(logger))
+    arguments = {"validation_data": small}
+    yield (model, data()), arguments, ValueError, "batches of validation_data"
+    yield (logger, data()), {}, TypeError, "must be a keras.Model of Keras 3"
+    yield (model, data(), other), {}, NotImplementedError, "OneDeviceStrategy"
+    if several:
+        task = strategy.cluster_resolver.task_id
+        arguments = {"epochs": 2 + task}
+        text = f"epochs is {2 + task} here, {3 - task} there"
+        yield (model, data()), arguments, RuntimeError, text
+
+
+def test_errors_come_before_anything_is_trained(strategy):
+    for arguments, more, error, text in _errors(strategy):
+        model = arguments[0]
+        weights = getattr(model, "get_weights", list)()
+        if len(arguments) == 2:
+            arguments = (*arguments, strategy)
+        with pytest.raises(error, match=text):
+            layers.fit(*arguments, verbose=0, **more)
+        after = getattr(model, "get_weights", list)()
+        for was, now in zip(weights, after, strict=True):
+            np.testing.assert_array_equal(was, now)
+
+
+@on("keras:3 workers:2", tier="more")
+def test_keras_own_fit_says_what_to_call(strategy):
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    with strategy.scope():
+        model, _ = make()
+    with pytest.raises(NotImplementedError, match=r"tfrs_embed.keras3.fit\("):
+        model.fit(data(), verbose=0)
