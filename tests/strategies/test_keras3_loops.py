@@ -247,3 +247,10 @@ def test_keras_own_fit_says_what_to_call(strategy):
         model, _ = make()
     with pytest.raises(NotImplementedError, match=r"tfrs_embed.keras3.fit\("):
         model.fit(data(), verbose=0)
+    with strategy.scope():
+        model, _ = make(steps_per_execution=2)
+    with pytest.raises(NotImplementedError, match="steps_per_execution=1 only"):
+        model.predict(data(), verbose=0)
+    model.steps_per_execution = 1
+    whole = data().unbatch().batch(BATCH, drop_remainder=True)
+    assert len(model.predict(whole, verbose=0)) >= BATCH

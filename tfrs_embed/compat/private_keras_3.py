@@ -157,6 +157,22 @@ def guard_loops() -> None:
         build(self, *args, **kwargs)
 
     TensorFlowTrainer._maybe_symbolic_build = checked
+    make = TensorFlowTrainer.make_predict_function
+
+    @functools.wraps(make)
+    def of_one_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Otherwise one worker raises, and the others wait for it.
+        workers = tf.distribute.MultiWorkerMirroredStrategy
+        several = isinstance(self.distribute_strategy, workers)
+        if several and self.steps_per_execution > 1:
+            raise NotImplementedError(
+                f"Model '{self.name}': on several workers Keras 3 predicts "
+                "with steps_per_execution=1 only, and this model has "
+                f"{self.steps_per_execution}. Set model.steps_per_execution."
+            )
+        return make(self, *args, **kwargs)
+
+    TensorFlowTrainer.make_predict_function = of_one_step
 
 
 def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
