@@ -25,19 +25,37 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 def main(arguments: list[str]) -> None:
     """Compiles each file and prints the results."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
     topology, *paths = arguments
     client, options, devices = _connect(topology)
     print(json.dumps({"compiler": _version()}), flush=True)
     for path in paths:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        error, start = None, time.perf_counter()
-        try:
-            _compile(client, options, devices, text)
-        except Exception as refused:
-            error = re.sub(r"\s+", " ", str(refused))[:2000]
-        seconds = round(time.perf_counter() - start, 2)
-        print(json.dumps({"error": error, "seconds": seconds}), flush=True)
+        result: dict[str, Any] = {"error": None}
+        start = time.perf_counter()
+        with mlir.make_ir_context():
+            try:
+                module = ir.Module.parse(text)
+            except Exception as unread:
+                result["not_checked"] = f"jax can't read it: {_line(unread)}"
+            else:
+                try:
+                    client.compile(
+                        module,
+                        executable_devices=devices,
+                        compile_options=options,
+                    )
+                except Exception as refused:
+                    result["error"] = _line(refused)
+        result["seconds"] = round(time.perf_counter() - start, 2)
+        print(json.dumps(result), flush=True)
+
+
+def _line(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error))[:2000]
 
 
 def _connect(topology: str) -> tuple[Any, Any, Any]:
@@ -62,18 +80,6 @@ def _connect(topology: str) -> tuple[Any, Any, Any]:
         np.arange(number).reshape(number, 1)
     )
     return devices[0].client, options, xla_client.DeviceList(tuple(devices))
-
-
-def _compile(client: Any, options: Any, devices: Any, text: str) -> None:
-    from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
-
-    with mlir.make_ir_context():
-        client.compile(
-            ir.Module.parse(text),
-            executable_devices=devices,
-            compile_options=options,
-        )
 
 
 def _version() -> str:

@@ -1,12 +1,13 @@
-"""The error that a check raises."""
+"""The error that a check raises, and the texts of processes that ended."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 
 class CheckError(Exception):
-    """TensorFlow or the TPU's compiler refuses a program.
+    """TensorFlow refuses a program, or the check can't be made.
 
     Example:
         >>> try:
@@ -23,3 +24,10 @@ class CheckError(Exception):
     def __init__(self, message: str, operations: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.operations = tuple(operations)
+
+
+def ending(code: int, log: str) -> str:
+    """How a process ended, and the end of its log: "SIGSEGV: ..."."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    log = log[-2000:].strip()
+    return f"{how}: {log}" if log else how

@@ -13,15 +13,46 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tfrs_embed.tools.tpu_check.bridge import run_passes
-from tfrs_embed.tools.tpu_check.errors import CheckError
+import numpy as np
 
-_INFERENCE = "tf-shape-inference"
-_PASSES = (
-    ",canonicalize,tf-shape-inference,canonicalize,"
-    "xla-legalize-tf{device-type=XLA_TPU_JIT use-tf2xla-fallback=true "
-    "legalize-chlo=true},"
-    "xla-legalize-tf-communication,canonicalize,hlo-legalize-to-stablehlo"
+from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.passes import run_passes
+
+# The runtime's passes for TPUs, in its order: `CreateConvertMlirToXlaHloPipeline`
+# in tensorflow/compiler/mlir/tf2xla/api/v1/compile_mlir_util.cc. Lists, stacks
+# and arrays of tensors become buffers. Left out are two passes that Python has
+# no name for, of random numbers' devices and of collectives that TPUs lack.
+_PASSES = ",".join(
+    [
+        "tf-functional-control-flow-to-regions",
+        "inline",
+        "func.func(tf-drop-while-shape-invariant)",
+        "func.func(tf-replicate-tensor-list-init-ops)",
+        "func.func(canonicalize)",
+        "sccp",
+        "tf-guarantee-all-funcs-one-use",
+        "tf-shape-inference",
+        "sccp",
+        "tf-tensor-list-ops-decomposition",
+        "tf-stack-ops-decomposition",
+        "tf-tensor-array-ops-decomposition",
+        "func.func(tf-device-decompose-resource-ops)",
+        "tf-promote-resources-to-args",
+        "symbol-dce",
+        "func.func(mhlo-sink-constants-to-control-flow)",
+        "tf-shape-inference",
+        "stablehlo-legalize-to-hlo",
+        "func.func(tf-lower-quantized)",
+        "xla-legalize-tf{device-type=XLA_TPU_JIT use-tf2xla-fallback=true "
+        "legalize-chlo=true}",
+        "func.func(canonicalize)",
+        "tf-shape-inference",
+        "xla-legalize-tf-communication",
+        "inline",
+        "func.func(mhlo-sink-constants-to-control-flow)",
+        "canonicalize",
+        "hlo-legalize-to-stablehlo",
+    ]
 )
 _HEAD = "module attributes {tf.versions = {producer = 2000 : i32}} {\n"
 # Attributes that say where an argument comes from.
@@ -45,6 +76,7 @@ _COLLECTIVES = (
 #: Replaces a size that is unknown until the program runs.
 _STAND_IN = 8
 _SIGNATURE = re.compile(r"func\.func (?:private )?@\w+\(")
+_BOOLEANS = re.compile(r'dense<"0x([0-9A-F]+)"> : tensor<((?:\d+x)+)i1>')
 # Operations of embedding cores (v2 to v4): only libtpu can lower them.
 _CORE_OP = re.compile(r'"tf\.(Xla(?:Recv|Send)TPUEmbedding\w+)"')
 _DEDUPLICATION = re.compile(
@@ -124,19 +156,24 @@ class Program:
     stablehlo: str | None
 
 
-def lower(name: str, programs: Sequence[str]) -> list[Program]:
-    """Lowers a function's programs to StableHLO; raises CheckErrors."""
+def lower(
+    name: str, programs: Sequence[str], sparse_cores: int
+) -> list[Program]:
+    """Lowers a function's programs to StableHLO; raises CheckErrors.
+
+    `sparse_cores` is the number of a chip.
+    """
     several = len(programs) > 1
     return [
-        _lower(f"{name}/{i}" if several else name, text)
+        _lower(f"{name}/{i}" if several else name, text, sparse_cores)
         for i, text in enumerate(programs)
     ]
 
 
-def _lower(name: str, text: str) -> Program:
+def _lower(name: str, text: str, sparse_cores: int) -> Program:
     operations = collections.Counter(_OP.findall(text))
     calls = tuple(_calls(text))
-    stablehlo = _to_stablehlo(name, _without_cores(text))
+    stablehlo = _to_stablehlo(name, _without_cores(text), sparse_cores)
     _check_calls(name, calls, stablehlo)
     arguments = _arguments(text)
     return Program(
@@ -154,17 +191,21 @@ def _lower(name: str, text: str) -> Program:
     )
 
 
-def _to_stablehlo(name: str, text: str) -> str:
+def _to_stablehlo(name: str, text: str, sparse_cores: int) -> str:
     head, body = text.split("\n", 1)
     head = _SIGNATURE.sub("func.func @main(", _ATTRIBUTES.sub("", head), 1)
     module = _BOUNDS.sub(r"#stablehlo.bounds<\1>", f"{head}\n{body}")
-    inference = _INFERENCE
+    pipeline = _PASSES
     arguments = _arguments(text)
     if any(a.unknown for a in arguments):
         shapes = ":".join(",".join(map(str, a.shape)) for a in arguments)
-        inference += f"{{input-arg-shapes={shapes}}}"
+        pipeline = f"tf-shape-inference{{input-arg-shapes={shapes}}},{_PASSES}"
     lowered = run_passes(
-        f"{_HEAD}{module}\n}}\n", inference + _PASSES, f"program '{name}'"
+        f"{_HEAD}{module}\n}}\n",
+        pipeline,
+        f"program '{name}'",
+        "the lowering by TensorFlow's TPU kernels",
+        sparse_cores,
     )
     left = sorted(set(_OP.findall(lowered)))
     if left:
@@ -173,7 +214,20 @@ def _to_stablehlo(name: str, text: str) -> str:
             "these inputs.",
             left,
         )
-    return lowered
+    return _BOOLEANS.sub(_unpacked, lowered)
+
+
+def _unpacked(constant: re.Match[str]) -> str:
+    """A constant of booleans in words.
+
+    TensorFlow writes eight in a byte, and newer parsers read one.
+    """
+    bits = np.unpackbits(
+        np.frombuffer(bytes.fromhex(constant[1]), np.uint8), bitorder="little"
+    )
+    shape = [int(n) for n in constant[2].split("x")[:-1]]
+    values = bits[: math.prod(shape)].reshape(shape).astype(bool).tolist()
+    return f"dense<{str(values).lower()}> : tensor<{constant[2]}i1>"
 
 
 def _without_cores(text: str) -> str:
