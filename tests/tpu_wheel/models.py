@@ -281,11 +281,8 @@ class Scanned(tf_keras.Model):
         super().__init__()
         self.embeddings = embeddings("history", "item", length=LENGTH)
         self.mix = layers.Dense(DIM, "tanh")
+        self.mix.build([None, DIM])  # Its variables are not made in a loop.
         self.out = layers.Dense(1)
-
-    def build(self, _):
-        self.mix.build([None, DIM])
-        super().build(_)
 
     def call(self, ids, training=None):
         vectors = self.embeddings(ids, training=training)

@@ -21,6 +21,8 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Several processes may compile at once; only one could use TPUs.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+# jax sets it, too.
+_LIBRARY = os.environ.get("TPU_LIBRARY_PATH")
 
 
 def main(arguments: list[str]) -> None:
@@ -83,8 +85,7 @@ def _connect(topology: str) -> tuple[Any, Any, Any]:
 
 
 def _version() -> str:
-    library = os.environ.get("TPU_LIBRARY_PATH")
-    return f"libtpu {library or importlib.metadata.version('libtpu')}"
+    return f"libtpu {_LIBRARY or importlib.metadata.version('libtpu')}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.passes import run_passes
+from tfrs_embed.tools.tpu_check.rewriting import (
+    with_lengths,
+    with_plain_booleans,
+    with_updates,
+)
 
 # The runtime's passes for TPUs, in its order: `CreateConvertMlirToXlaHloPipeline`
 # in tensorflow/compiler/mlir/tf2xla/api/v1/compile_mlir_util.cc. Lists, stacks
@@ -76,7 +79,6 @@ _COLLECTIVES = (
 #: Replaces a size that is unknown until the program runs.
 _STAND_IN = 8
 _SIGNATURE = re.compile(r"func\.func (?:private )?@\w+\(")
-_BOOLEANS = re.compile(r'dense<"0x([0-9A-F]+)"> : tensor<((?:\d+x)+)i1>')
 # Operations of embedding cores (v2 to v4): only libtpu can lower them.
 _CORE_OP = re.compile(r'"tf\.(Xla(?:Recv|Send)TPUEmbedding\w+)"')
 _DEDUPLICATION = re.compile(
@@ -195,6 +197,7 @@ def _to_stablehlo(name: str, text: str, sparse_cores: int) -> str:
     head, body = text.split("\n", 1)
     head = _SIGNATURE.sub("func.func @main(", _ATTRIBUTES.sub("", head), 1)
     module = _BOUNDS.sub(r"#stablehlo.bounds<\1>", f"{head}\n{body}")
+    module = with_updates(with_lengths(module))
     pipeline = _PASSES
     arguments = _arguments(text)
     if any(a.unknown for a in arguments):
@@ -214,20 +217,7 @@ def _to_stablehlo(name: str, text: str, sparse_cores: int) -> str:
             "these inputs.",
             left,
         )
-    return _BOOLEANS.sub(_unpacked, lowered)
-
-
-def _unpacked(constant: re.Match[str]) -> str:
-    """A constant of booleans in words.
-
-    TensorFlow writes eight in a byte, and newer parsers read one.
-    """
-    bits = np.unpackbits(
-        np.frombuffer(bytes.fromhex(constant[1]), np.uint8), bitorder="little"
-    )
-    shape = [int(n) for n in constant[2].split("x")[:-1]]
-    values = bits[: math.prod(shape)].reshape(shape).astype(bool).tolist()
-    return f"dense<{str(values).lower()}> : tensor<{constant[2]}i1>"
+    return with_plain_booleans(lowered)
 
 
 def _without_cores(text: str) -> str:
