@@ -130,7 +130,9 @@ class TwoTowers(tfrs.Model):
     def __init__(self):
         super().__init__()
         self.embeddings = embeddings("user", "item")
-        self.query = tf_keras.Sequential([layers.Dense(32, "relu"), layers.Dense(DIM)])
+        self.query = tf_keras.Sequential(
+            [layers.Dense(32, "relu"), layers.Dense(DIM)]
+        )
         self.candidate = layers.Dense(DIM)
         corpus = tfrs.layers.factorized_top_k.BruteForce(k=10)
         corpus.index(
@@ -165,7 +167,9 @@ class MMoE(tf_keras.Model):
         self.experts = [layers.Dense(24, "relu") for _ in range(experts)]
         self.gates = [layers.Dense(experts, "softmax") for _ in tasks]
         self.towers = [
-            tf_keras.Sequential([layers.Dense(8, "relu"), layers.Dense(1, name=t)])
+            tf_keras.Sequential(
+                [layers.Dense(8, "relu"), layers.Dense(1, name=t)]
+            )
             for t in tasks
         ]
 
@@ -184,14 +188,18 @@ def mmoe(strategy, _):
         model = MMoE()
         optimizer = tf_keras.optimizers.legacy.Adam(1e-3)
         seen = tf_keras.metrics.Mean("loss")
-    data = iter(distribute(strategy, (batch("user", "item"), labels(), labels())))
+    data = iter(
+        distribute(strategy, (batch("user", "item"), labels(), labels()))
+    )
 
     def step(inputs):
         ids, *targets = inputs
         with tf.GradientTape() as tape:
             losses = [
                 tf.nn.sigmoid_cross_entropy_with_logits(y[:, None], logits)
-                for y, logits in zip(targets, model(ids, training=True), strict=True)
+                for y, logits in zip(
+                    targets, model(ids, training=True), strict=True
+                )
             ]
             loss = tf.nn.compute_average_loss(
                 tf.add_n(losses), global_batch_size=BATCH
@@ -240,7 +248,9 @@ class SASRec(tf_keras.Model):
                 training=training,
             )
             x += self.feed[i](self.norms[2 * i + 1](x))
-        last = tf.cast(tf.reduce_sum(tf.cast(there, tf.int32), -1) - 1, tf.int32)
+        last = tf.cast(
+            tf.reduce_sum(tf.cast(there, tf.int32), -1) - 1, tf.int32
+        )
         return self.out(tf.gather(x, tf.maximum(last, 0), batch_dims=1))
 
 
@@ -366,7 +376,7 @@ MODELS = [
         fit(functools.partial(ranking, crosses), "user", "item", extra=criteo),
     ),
     Model(
-        "two towers: TFRS's `Retrieval`, `FactorizedTopK` of a corpus",
+        "two towers: TFRS's `Retrieval`, `FactorizedTopK`",
         fit(TwoTowers, "user", "item", label=None),
     ),
     Model("MMoE, a loop of one's own", mmoe),

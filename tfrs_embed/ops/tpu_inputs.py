@@ -62,10 +62,10 @@ def _unknown(what: str) -> str:
 
 def _unknown_width(what: str, dimension: int) -> str:
     return (
-        f"{what}: the size of dimension {dimension} isn't known when strategy.run is "
-        "traced, and a TPU's program has fixed shapes. Pad all batches to one "
-        "width, with tf.data's padded_batch(..., padded_shapes=...), or give "
-        "ragged ids."
+        f"{what}: the size of dimension {dimension} isn't known when "
+        "strategy.run is traced, and a TPU's program has fixed shapes. Pad "
+        "all batches to one width, with tf.data's padded_batch(..., "
+        "padded_shapes=...), or give ragged ids."
     )
 
 

@@ -21,7 +21,7 @@ class _Process:
     """A process that runs passes; it ends with this one, or in a crash."""
 
     def __init__(self) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, pass_process.__file__],
             stdin=subprocess.PIPE,

@@ -11,12 +11,16 @@ import re
 
 import numpy as np
 
-_RESULT = re.compile(r"^ *(%\w+)(?::\d+)? = \"tf\.(\w+)\"\(([^)]*)\)", re.M)
+# Four spaces: only there each name is one value.
+_RESULT = re.compile(r"^    (%\w+)(?::\d+)? = \"tf\.(\w+)\"\(([^)]*)\)", re.M)
 _SCALAR = re.compile(
-    r'^ *(%\w+) = "tf\.Const"\(\) <\{value = dense<(\d+)> : tensor<i32>\}>', re.M
+    r'^    (%\w+) = "tf\.Const"\(\) <\{value = dense<(\d+)> : tensor<i32>\}>',
+    re.M,
 )
 _STACK = re.compile(
-    r'("tf\.TensorListStack"\((%\w+)#(\d+), %\w+\) <\{num_elements = )-1'
+    r'^(    %\w+ = "tf\.TensorListStack"\((%\w+)#(\d+), %\w+\) '
+    r"<\{num_elements = )-1",
+    re.M,
 )
 _SLICE_GRADIENT = re.compile(
     r'^( *%\w+ = )"tf\.StridedSliceGrad"\(%\w+, (%\w+), %\w+, %\w+, (%\w+)\) '
@@ -37,10 +41,11 @@ def with_lengths(text: str) -> str:
     made = {name: (kind, args) for name, kind, args in _RESULT.findall(text)}
 
     def length(stack: re.Match[str]) -> str:
-        kind, loop = made[stack[2]]
+        kind, loop = made.get(stack[2], ("", ""))
+        if kind != "WhileRegion":
+            return stack[0]
         _, arguments = made.get(loop.split(", ")[int(stack[3])], ("", ""))
-        size = sizes.get(arguments.rpartition(", ")[2], "-1")
-        return stack[1] + (size if kind == "WhileRegion" else "-1")
+        return stack[1] + sizes.get(arguments.rpartition(", ")[2], "-1")
 
     return _STACK.sub(length, text)
 
@@ -50,7 +55,6 @@ def with_updates(text: str) -> str:
 
     The passes know no other gradients of slices than those at constants.
     """
-    constants = set(re.findall(r'(%\w+) = "tf\.Const"', text))
 
     def update(gradient: re.Match[str]) -> str:
         result, begin, slopes, attributes, spec, n, index, kind = (
@@ -62,13 +66,12 @@ def with_updates(text: str) -> str:
             for name, mask in re.findall(r"(\w+)_mask = (\d+)", attributes)
         }
         one = [masks["shrink_axis"] >> i & 1 for i in range(len(shape))]
-        rest = 2 ** int(n) - 1 - masks["shrink_axis"]
-        whole = masks["begin"] & masks["end"] & rest == rest
-        if begin in constants or masks["new_axis"] or masks["ellipsis"]:
+        others = 2 ** int(n) - 1 - masks["shrink_axis"]
+        whole = masks["begin"] & masks["end"] & others == others
+        special = masks["new_axis"] or masks["ellipsis"]
+        if begin.startswith("%cst") or special or not whole:
             return gradient[0]
-        if not whole:
-            return gradient[0]
-        part = [1 if only else size for only, size in zip(one, shape)]
+        part = [1 if o else s for o, s in zip(one, shape, strict=True)]
         # A name of its own: digits end names of digits.
         rank, name = len(shape), f"%of_{result.split()[0][1:]}"
         places = f"tensor<{rank}x{index}>"
