@@ -530,10 +530,10 @@ def script(tmp_path):
     return path
 
 
-def command(*arguments):
+def command(*arguments, legacy="1"):
     return subprocess.run(
         [sys.executable, "-m", "tfrs_embed", "tpu-check", *map(str, arguments)],
-        env={**environment("tpu:1x1"), "TF_USE_LEGACY_KERAS": "1"}
+        env={**environment("tpu:1x1"), "TF_USE_LEGACY_KERAS": legacy}
         | {"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -570,6 +570,42 @@ def test_the_commands_errors(script, tmp_path):
     assert done.returncode == 1
     assert "invalid literal for int()" in done.stderr
     assert "my_model.py failed; see above" in done.stderr
+
+
+OF_KERAS_3 = """
+    import keras
+    import tensorflow as tf
+
+    class Counted(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.cast(
+                tf.histogram_fixed_width(inputs, [0.0, 9.0])[0], tf.float32
+            )
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+    strategy = tf.distribute.TPUStrategy(resolver)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4), Counted()])
+        model.compile("sgd", "mse")
+    x = tf.ones([32, 4])
+    model.fit(
+        strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensors((x, x)).repeat()
+        ),
+        steps_per_epoch=2,
+    )
+"""
+
+
+def test_an_error_names_the_line_of_a_layer_of_keras_3(tmp_path):
+    path = tmp_path / "of_keras_3.py"
+    path.write_text(textwrap.dedent(OF_KERAS_3).strip())
+    done = command(path, "--topology", SLICE, legacy="")
+    assert done.returncode == 1
+    assert re.search(
+        r"HistogramFixedWidth '\S*counted\S*', \S*of_keras_3.py:7\n",
+        done.stderr,
+    ), done.stderr[-3000:]
 
 
 def test_keras_names_are_kept():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
+
+_FATAL = re.compile(r"^(?:F\d{4} |[\d-]+ [\d:.]+: F ).*", re.MULTILINE)
 
 
 class CheckError(Exception):
@@ -27,7 +30,11 @@ class CheckError(Exception):
 
 
 def ending(code: int, log: str) -> str:
-    """How a process ended, and the end of its log: "SIGSEGV: ..."."""
-    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    log = log[-2000:].strip()
-    return f"{how}: {log}" if log else how
+    """How a process ended, and why: "SIGABRT: ... Check failed: ..."."""
+    if code >= 0:
+        how, why = f"exit code {code}", log[-2000:].strip()
+    else:
+        # Stacks of C++ surround the only line that says something.
+        fatal = _FATAL.search(log)
+        how, why = signal.Signals(-code).name, fatal[0] if fatal else ""
+    return f"{how}: {why}" if why else how
