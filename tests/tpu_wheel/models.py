@@ -367,7 +367,7 @@ def accumulate(strategy, _):
     train(data)
 
 
-Model = functools.partial(Promise, hardware=V2, emulated=False)
+Model = functools.partial(Promise, hardware=V2)
 next_item = functools.partial(labels, 0, ITEMS, np.int64)
 MODELS = [
     Model("DLRM: TFRS's `Ranking`", fit(ranking, "user", "item", extra=criteo)),

@@ -37,7 +37,6 @@ class Promise:
         run: trains under a strategy, with a loss that is multiplied by a
             number; returns the layers.
         hardware: the embedding hardware that it is promised for.
-        emulated: whether it can be compared with one device.
         functions: how many functions with TPU programs there are.
         pipelined: whether the first of them is a pipelined loop.
         holds: what the programs' text in TensorFlow's operations has in it, on
@@ -47,7 +46,6 @@ class Promise:
     name: str
     run: Callable
     hardware: tuple = (Hardware.V2, Hardware.V1, Hardware.UNSUPPORTED)
-    emulated: bool = True
     functions: int = 1
     pipelined: bool = False
     holds: tuple[str, ...] = ()

@@ -49,8 +49,8 @@ def render(found):
         for _, hardware, tiers in COLUMNS:
             for tier in tiers:
                 holds = (promise.name, hardware.name) in found[tier]
-                asked = hardware in promise.hardware and (
-                    tier != "emulated" or promise.emulated
+                asked = hardware in promise.hardware and not (
+                    tier == "emulated" and promise in MODELS
                 )
                 cells.append("yes" if holds else "no" if asked else "-")
         lines.append(cells)
