@@ -37,7 +37,7 @@ CHOICE = {
     ("mixed_bfloat16", "v5e:2x2", "newest"),
     ("two towers: TFRS's `Retrieval`, `FactorizedTopK`", "v5p:2x2x1", "newest"),
     ("SASRec", "v6e:2x2", "newest"),
-    ("LSTM, bidirectional, and `RNN`", "v5p:2x2x1", "newest"),
+    ("GRU4Rec", "v5p:2x2x1", "newest"),
     ("`tf.scan`, `tf.map_fn`, `TensorArray`", "v6e:2x2", "newest"),
 }
 CASES = [

@@ -52,7 +52,8 @@ class _Process:
         """How the process has ended, and the last of what it logged."""
         self._process.communicate()
         self._log.seek(0)
-        return ending(self._process.returncode, self._log.read().decode())
+        log = self._log.read().decode(errors="replace")
+        return ending(self._process.returncode, log)
 
 
 _process: _Process | None = None
@@ -82,16 +83,18 @@ def run_passes(
     """
     global _process
     start()
-    assert _process is not None
-    result = _process.ask(
+    # After an interrupt it would have a reply that nobody has read.
+    process, _process = _process, None
+    assert process is not None
+    result = process.ask(
         text=text, pipeline=pipeline, sparse_cores=sparse_cores
     )
     if result is None:
-        crash, _process = _process.crash(), None
         raise CheckError(
-            f"{what}: {stage} crashed ({crash}): the program could not be "
-            "checked, so whether a TPU takes it is unknown."
+            f"{what}: {stage} crashed ({process.crash()}): the program could "
+            "not be checked, so whether a TPU takes it is unknown."
         )
+    _process = process
     # A failure returns or raises only a message, which may contain the whole
     # program.
     if result.startswith("module"):
