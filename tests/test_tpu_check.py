@@ -1,5 +1,8 @@
 """`tpu_check` without TensorFlow's wheel for TPUs, and the names of slices."""
 
+import json
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -7,6 +10,7 @@ from tfrs_embed import __main__ as command
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore import Topology
 from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.tools.tpu_check.rewriting import with_plain_booleans
 
 pytestmark = pytest.mark.tools
 
@@ -105,3 +109,13 @@ def test_the_wrong_wheel_is_an_error_that_names_the_right_one(tmp_path, capsys):
     arguments = ["tpu-check", str(path), "--topology", "v5p-8"]
     assert command.main(arguments) == 1
     assert "tensorflow-tpu==2.20.0" in capsys.readouterr().err
+
+
+def test_booleans_are_written_in_words():
+    values = np.arange(3 * 7).reshape(3, 7) % 3 == 0
+    packed = np.packbits(values, bitorder="little").tobytes().hex().upper()
+    other = 'dense<"0x00FF"> : tensor<2xi8>'
+    text = with_plain_booleans(f'dense<"0x{packed}"> : tensor<3x7xi1>, {other}')
+    words, kept = text.split(" : tensor<3x7xi1>, ")
+    assert kept == other
+    assert json.loads(words.removeprefix("dense<")[:-1]) == values.tolist()

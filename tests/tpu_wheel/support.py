@@ -13,6 +13,7 @@ import json
 import pathlib
 import sys
 
+from models import MODELS
 from promises import PROMISES, Hardware
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "tpu.md"
@@ -43,12 +44,14 @@ def render(found):
             head.append(f"{title}: {tier}")
             rule.append(":---:")
     lines = [head, rule]
-    for promise in PROMISES:
+    for promise in (*PROMISES, *MODELS):
         cells = [promise.name]
         for _, hardware, tiers in COLUMNS:
             for tier in tiers:
                 holds = (promise.name, hardware.name) in found[tier]
-                asked = hardware in promise.hardware
+                asked = hardware in promise.hardware and not (
+                    tier == "emulated" and promise in MODELS
+                )
                 cells.append("yes" if holds else "no" if asked else "-")
         lines.append(cells)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

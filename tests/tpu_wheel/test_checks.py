@@ -1,7 +1,9 @@
 """What `tpu_check` finds in users' programs, and what it says of it."""
 
+import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,13 +13,14 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from promises import BATCH, make_layer
+from tf_keras import layers
 
 import tfrs_embed
 from helpers import sparse_core_config
 from processes import environment
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
-from tfrs_embed.tools.tpu_check import tpu_library
+from tfrs_embed.tools.tpu_check import passes, tpu_library
 from tfrs_embed.tools.tpu_check.command import _as_json
 from tpu_programs import BATCH as FLOATS
 from tpu_programs import STEPS, traced
@@ -121,6 +124,125 @@ def test_an_error_names_the_operations_line():
         r"Operations of these kinds:\n  Reshape 'Reshape', .*_checks.py:\d+",
     ):
         tpu_check.check(program, SLICE)
+
+
+LOOPS = {
+    "while_loop": lambda x: tf.while_loop(
+        lambda i, y: i < 12,
+        lambda i, y: (i + 1, tf.tanh(y)),
+        (0, x),
+        maximum_iterations=12,
+    )[1],
+    "map_fn": lambda x: tf.map_fn(tf.tanh, x),
+    "scan": lambda x: tf.scan(lambda a, b: tf.tanh(a + b), x),
+    "scan_in_map_fn": lambda x: tf.map_fn(
+        lambda row: tf.scan(lambda a, b: a * b, row), x
+    ),
+    "cond": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x**2, lambda: -x),
+    "causal": lambda x: tf.where(
+        tf.linalg.band_part(tf.ones([12, 16], tf.bool), -1, 0), x, 0.0
+    ),
+}
+RECURRENT = {
+    "lstm": lambda: layers.LSTM(16),
+    "gru": lambda: layers.GRU(16, return_sequences=True),
+    "rnn": lambda: layers.RNN(layers.LSTMCell(16)),
+    "bidirectional": lambda: layers.Bidirectional(
+        layers.RNN(layers.GRUCell(16), return_sequences=True)
+    ),
+}
+
+
+def array(x):
+    written = tf.TensorArray(tf.float32, 12)
+    for i in tf.range(12):
+        written = written.write(i, tf.tanh(x[:, i]))
+    return written.stack()
+
+
+LOOPS["array"] = array
+
+
+def derivative(make):
+    """A program that takes the gradient of a function that `make` makes."""
+
+    def program(strategy):
+        with strategy.scope():
+            function = tf.function(make())
+            function(tf.ones([8, 12, 16]))  # It makes the variables.
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(function(x) ** 2)
+            return tape.gradient(loss, x)
+
+        @tf.function
+        def train(x):
+            return strategy.run(step, (x,))
+
+        train(tf.ones([8, 12, 16]))
+
+    return program
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_and_their_gradients(name):
+    program = derivative(lambda: LOOPS[name])
+    if name == "scan_in_map_fn":
+        with pytest.raises(
+            tpu_check.CheckError, match="whether a TPU takes it is unknown"
+        ):
+            tpu_check.check(program, SLICE)
+    else:
+        assert len(tpu_check.check(program, SLICE).programs) == 1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_and_their_gradients(name, masked):
+    def make():
+        before = [layers.Masking()] if masked else []
+        return tf_keras.Sequential([*before, RECURRENT[name]()])
+
+    report = tpu_check.check(derivative(make), SLICE)
+    assert len(report.programs) == 1
+
+
+def test_a_crash_is_an_error_that_names_the_program():
+    program = derivative(lambda: tf.tanh)
+    tpu_check.check(program, SLICE)
+    text = "module {}"
+    os.kill(passes._process._process.pid, signal.SIGSEGV)
+    with pytest.raises(
+        tpu_check.CheckError,
+        match=r"program 'p': the stage crashed \(SIGSEGV\): .* is unknown",
+    ):
+        passes.run_passes(text, "canonicalize", "program 'p'", "the stage")
+    assert passes.run_passes(text, "canonicalize", "", "").startswith("module")
+    assert len(tpu_check.check(program, SLICE).programs) == 1
+
+
+def test_a_width_that_is_unknown_is_not_called_a_number():
+    def program(shape):
+        def run(strategy):
+            with strategy.scope():
+                layer = one_layer()()
+
+            @tf.function(input_signature=[tf.TensorSpec(shape, tf.int64)])
+            def train(ids):
+                strategy.run(lambda ids: layer({"dense_big": ids}), (ids,))
+
+            train(tf.ones([BATCH, 3], tf.int64))
+
+        return run
+
+    for shape, message in [
+        ([BATCH, None], "ids: the size of dimension 1 isn't known when"),
+        ([None, 3], "ids: the number of samples isn't known when"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tpu_check.check(program(shape), SLICE)
 
 
 def test_a_large_table_takes_no_memory():
@@ -408,10 +530,10 @@ def script(tmp_path):
     return path
 
 
-def command(*arguments):
+def command(*arguments, legacy="1"):
     return subprocess.run(
         [sys.executable, "-m", "tfrs_embed", "tpu-check", *map(str, arguments)],
-        env={**environment("tpu:1x1"), "TF_USE_LEGACY_KERAS": "1"}
+        env={**environment("tpu:1x1"), "TF_USE_LEGACY_KERAS": legacy}
         | {"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -448,6 +570,42 @@ def test_the_commands_errors(script, tmp_path):
     assert done.returncode == 1
     assert "invalid literal for int()" in done.stderr
     assert "my_model.py failed; see above" in done.stderr
+
+
+OF_KERAS_3 = """
+    import keras
+    import tensorflow as tf
+
+    class Counted(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * tf.cast(
+                tf.histogram_fixed_width(inputs, [0.0, 9.0])[0], tf.float32
+            )
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+    strategy = tf.distribute.TPUStrategy(resolver)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4), Counted()])
+        model.compile("sgd", "mse")
+    x = tf.ones([32, 4])
+    model.fit(
+        strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensors((x, x)).repeat()
+        ),
+        steps_per_epoch=2,
+    )
+"""
+
+
+def test_an_error_names_the_line_of_a_layer_of_keras_3(tmp_path):
+    path = tmp_path / "of_keras_3.py"
+    path.write_text(textwrap.dedent(OF_KERAS_3).strip())
+    done = command(path, "--topology", SLICE, legacy="")
+    assert done.returncode == 1
+    assert re.search(
+        r"HistogramFixedWidth '\S*counted\S*', \S*of_keras_3.py:7\n",
+        done.stderr,
+    ), done.stderr[-3000:]
 
 
 def test_keras_names_are_kept():

@@ -6,6 +6,7 @@ Traced, put through the bridge, and lowered by the kernels of the
 
 import pytest
 import tiers
+from models import MODELS
 from promises import PROMISES, Hardware
 
 from processes import run
@@ -99,6 +100,17 @@ def test_traced_and_lowered(promise, hardware):
             lambda strategy: promise.run(strategy, 1.0), SLICES[hardware]
         )
         check_report(report, promise, hardware)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=name)
+def test_models_are_lowered(model):
+    [hardware] = model.hardware
+    with tiers.record("lowered", model, hardware):
+        report = tpu_check.check(
+            lambda strategy: model.run(strategy, 1.0), SLICES[hardware]
+        )
+        calls = [c for p in report.programs for c in p.program.calls]
+        assert {c.slots is None for c in calls} == {True, False}
 
 
 @pytest.mark.parametrize(

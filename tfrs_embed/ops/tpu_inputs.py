@@ -31,7 +31,10 @@ def require_given(what: str, ids: Any) -> None:
         while op.type in _TRANSPARENT and on_tpu(op):
             op = op.inputs[0].op
         if op.type == "XlaSetDynamicDimensionSize":
-            raise ValueError(_unknown(what))
+            dimension = tf.get_static_value(op.inputs[1])
+            if dimension == 0:
+                raise ValueError(_unknown(what))
+            raise ValueError(_unknown_width(what, dimension))
         if on_tpu(op) and not _is_given(op):
             raise ValueError(
                 f"{what}: they are computed inside strategy.run, by the "
@@ -54,6 +57,15 @@ def _unknown(what: str) -> str:
         "size for all features, ragged and sparse ones too, with tf.data's "
         "batch(..., drop_remainder=True): one feature of unknown size makes "
         "the size of all features unknown to a TPUStrategy."
+    )
+
+
+def _unknown_width(what: str, dimension: int) -> str:
+    return (
+        f"{what}: the size of dimension {dimension} isn't known when "
+        "strategy.run is traced, and a TPU's program has fixed shapes. Pad "
+        "all batches to one width, with tf.data's padded_batch(..., "
+        "padded_shapes=...), or give ragged ids."
     )
 
 

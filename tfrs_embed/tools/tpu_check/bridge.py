@@ -7,12 +7,8 @@ programs, and split pipelined loops into stages.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import re
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,14 +21,13 @@ from tfrs_embed.compat.private_tensorflow import (
 from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import offline
 from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.passes import run_passes
 from tfrs_embed.tools.tpu_check.recording import Recorded
 
 _PIPELINE = "tf-replicated-clustering-bridge-v2"
 _PROGRAM = re.compile(
     r"^  func\.func private @(_func\w*)\((.*?)^  }$", re.DOTALL | re.MULTILINE
 )
-_PLACE = re.compile(r"^-:\d+:\d+: ")
-_LONGEST = 500
 _numbers = itertools.count()
 
 
@@ -42,64 +37,15 @@ def bridge(recorded: Recorded, tpu_slice: Slice) -> list[str]:
     Raises CheckErrors.
     """
     text = _import(recorded.function, tpu_slice)
-    bridged = run_passes(text, _PIPELINE, f"function '{recorded.name}'")
+    bridged = run_passes(
+        text, _PIPELINE, f"function '{recorded.name}'", "TensorFlow's bridge"
+    )
     programs = [match[0] for match in _PROGRAM.finditer(bridged)]
     if not programs:
         raise CheckError(
             f"TensorFlow's bridge found no TPU program in '{recorded.name}'."
         )
     return programs
-
-
-def run_passes(text: str, pipeline: str, what: str) -> str:
-    """Returns an MLIR module after a pipeline of passes.
-
-    `what` names the module in the CheckError that a failing pass raises.
-    """
-    try:
-        with _without_log():
-            result = tf.mlir.experimental.run_pass_pipeline(text, pipeline)
-    except tf.errors.OpError as error:
-        # Not raised as the cause: its text may contain the whole program.
-        message = error.message
-    else:
-        # Some failures only return a message.
-        if result.startswith("module"):
-            return result
-        message = result
-    raise CheckError(f"{what}: {_shortened(message)}", _operations(message))
-
-
-def _operations(message: str) -> list[str]:
-    """The kinds of operations that an error names."""
-    head = message.partition(" = ")[0]
-    found = re.findall(r"'tf\.(\w+)' op", head)
-    return [kind for kind in found if not kind.startswith("_")]
-
-
-def _shortened(message: str) -> str:
-    """A pass's error, without the operations that it prints."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    said = [
-        _PLACE.sub("", line)
-        for line in lines
-        if "see current operation" not in line and "called from" not in line
-    ]
-    return "; ".join(line[:_LONGEST] for line in said[:3]) or "a pass failed"
-
-
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Silences TensorFlow's C++ code, which logs a line per operation."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _import(function: Any, tpu_slice: Slice) -> str:

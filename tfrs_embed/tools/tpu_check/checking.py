@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import NoValuesError
 from tfrs_embed.sparsecore.slices import Slice
-from tfrs_embed.tools.tpu_check import advice, tpu_library
+from tfrs_embed.tools.tpu_check import advice, passes, tpu_library
 from tfrs_embed.tools.tpu_check.blame import locate
 from tfrs_embed.tools.tpu_check.bridge import bridge
 from tfrs_embed.tools.tpu_check.compiling import Compiler
@@ -77,8 +77,9 @@ def check(
         The report.
 
     Raises:
-        CheckError: TensorFlow refuses a program, or there is none. The message
-            names the operation, and the code's lines that make it.
+        CheckError: TensorFlow refuses a program or crashes on it, or there is
+            none. The message names the operation, and the code's lines that
+            make it.
         ValueError: the slice does not exist.
         TypeError: `topology` is not a name.
         Exception: an error of the code itself.
@@ -86,6 +87,7 @@ def check(
     tpu_slice = Slice.of(topology)
     tpu_library.require()
     compiler = compiler or Compiler.find()
+    passes.start()  # While the code is traced.
     uses: list[advice.Use] = []
     with advice.noting(uses):
         recorder = _trace(program, tpu_slice)
@@ -94,11 +96,14 @@ def check(
             "the code called no tf.function with strategy.run in it: there is "
             "no TPU program to check."
         )
-    tpu_library.set_sparse_cores(tpu_slice.sparse_cores)
     found: list[tuple[str, list[Program]]] = []
     for recorded in recorder.functions:
         with _located(recorded):
-            programs = lower(recorded.name, bridge(recorded, tpu_slice))
+            programs = lower(
+                recorded.name,
+                bridge(recorded, tpu_slice),
+                tpu_slice.sparse_cores,
+            )
             found.append((recorded.name, programs))
     ready = [p for _, of in found for p in of if p.stablehlo is not None]
     version, verdicts = None, {}

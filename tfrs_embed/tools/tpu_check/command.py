@@ -55,8 +55,8 @@ def add_parser(commands: Any) -> None:
         "traces and lowers its programs for the slice, and libtpu, where it is "
         "installed, compiles them. The script finds the slice as usual, with "
         "tf.distribute.cluster_resolver.TPUClusterResolver. Its own arguments "
-        "come last, behind --. The exit status is 1 if a program was refused, "
-        "or the script failed.",
+        "come last, behind --. The exit status is 1 if a program was refused "
+        "or could not be checked, or the script failed.",
         "tfrs-embed tpu-check train.py --topology v5p-8 -- --epochs 3",
     )
     parser.add_argument("program", metavar="FILE.py", help="the script")
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         traceback.print_exc()
         return fail(f"{args.program} failed; see above", FAILED)
     print(json.dumps(_as_json(report), indent=2) if args.json else report)
-    return FAILED if report.refused else FINE
+    return FAILED if report.refused or report.not_checked else FINE
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -21,23 +21,43 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Several processes may compile at once; only one could use TPUs.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+# jax sets it, too.
+_LIBRARY = os.environ.get("TPU_LIBRARY_PATH")
 
 
 def main(arguments: list[str]) -> None:
     """Compiles each file and prints the results."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
     topology, *paths = arguments
     client, options, devices = _connect(topology)
     print(json.dumps({"compiler": _version()}), flush=True)
     for path in paths:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        error, start = None, time.perf_counter()
-        try:
-            _compile(client, options, devices, text)
-        except Exception as refused:
-            error = re.sub(r"\s+", " ", str(refused))[:2000]
-        seconds = round(time.perf_counter() - start, 2)
-        print(json.dumps({"error": error, "seconds": seconds}), flush=True)
+        result: dict[str, Any] = {"error": None}
+        start = time.perf_counter()
+        with mlir.make_ir_context():
+            try:
+                module = ir.Module.parse(text)
+            except Exception as unread:
+                result["not_checked"] = f"jax can't read it: {_line(unread)}"
+            else:
+                try:
+                    client.compile(
+                        module,
+                        executable_devices=devices,
+                        compile_options=options,
+                    )
+                except Exception as refused:
+                    result["error"] = _line(refused)
+        result["seconds"] = round(time.perf_counter() - start, 2)
+        print(json.dumps(result), flush=True)
+
+
+def _line(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error))[:2000]
 
 
 def _connect(topology: str) -> tuple[Any, Any, Any]:
@@ -64,21 +84,8 @@ def _connect(topology: str) -> tuple[Any, Any, Any]:
     return devices[0].client, options, xla_client.DeviceList(tuple(devices))
 
 
-def _compile(client: Any, options: Any, devices: Any, text: str) -> None:
-    from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
-
-    with mlir.make_ir_context():
-        client.compile(
-            ir.Module.parse(text),
-            executable_devices=devices,
-            compile_options=options,
-        )
-
-
 def _version() -> str:
-    library = os.environ.get("TPU_LIBRARY_PATH")
-    return f"libtpu {library or importlib.metadata.version('libtpu')}"
+    return f"libtpu {_LIBRARY or importlib.metadata.version('libtpu')}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import compile_programs
-from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.errors import CheckError, ending
 from tfrs_embed.tools.tpu_check.lowering import Program
 
 _NEEDED = ("jax", "libtpu")
@@ -31,12 +31,16 @@ class Compiled:
         True
 
     Attributes:
-        error: why the compiler refuses the program; None: it accepts it.
+        error: why the compiler refuses the program; None: it accepts it, or
+            could not be asked.
         seconds: how long the compilation took.
+        not_checked: why the compiler gave no answer: jax can't read the
+            program, or the compiler crashed. None: it gave one.
     """
 
     error: str | None
     seconds: float
+    not_checked: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Compiler:
             The compiler's version, and the result for each program.
 
         Raises:
-            CheckError: the Python can't be run, or the process fails.
+            CheckError: the Python can't be run, or has no jax and libtpu.
         """
         with tempfile.TemporaryDirectory(prefix="tpu-check-") as folder:
             paths = []
@@ -86,24 +90,40 @@ class Compiler:
                 path = pathlib.Path(folder, f"{i}.stablehlo")
                 path.write_text(program.stablehlo, encoding="utf-8")
                 paths.append(str(path))
-            # -E: the other Python has packages of its own.
-            command = [self.python, "-E", compile_programs.__file__]
-            command += [tpu_slice.name, *paths]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True)
-            except OSError as error:
-                raise CheckError(
-                    f"the compiler's Python can't be run: {error}"
-                ) from error
+            results: list[Compiled] = []
+            while len(results) < len(paths):
+                version, found, crash = self._compile(
+                    tpu_slice.name, paths[len(results) :]
+                )
+                results += found
+                # The program that the compiler crashed on; then the others.
+                if len(results) < len(paths):
+                    text = f"the compiler crashed ({crash})"
+                    results.append(Compiled(None, 0.0, text))
+        return version, results
+
+    def _compile(
+        self, topology: str, paths: Sequence[str]
+    ) -> tuple[str, list[Compiled], str]:
+        """The version, the results before a crash, and how it has ended."""
+        # -E: the other Python has packages of its own.
+        command = [self.python, "-E", compile_programs.__file__]
+        try:
+            done = subprocess.run(
+                [*command, topology, *paths], capture_output=True, text=True
+            )
+        except OSError as error:
+            raise CheckError(
+                f"the compiler's Python can't be run: {error}"
+            ) from error
+        end = ending(done.returncode, done.stderr)
         lines = [
             json.loads(line)
             for line in done.stdout.splitlines()
             if line.startswith("{")
         ]
-        if done.returncode or len(lines) != len(paths) + 1:
+        if not lines:
             raise CheckError(
-                f"the compiler in {self.python} ended with exit code "
-                f"{done.returncode} after {max(len(lines) - 1, 0)} of "
-                f"{len(paths)} programs:\n{done.stderr[-2000:].strip()}"
+                f"the compiler in {self.python} can't be started ({end})"
             )
-        return lines[0]["compiler"], [Compiled(**line) for line in lines[1:]]
+        return lines[0]["compiler"], [Compiled(**d) for d in lines[1:]], end

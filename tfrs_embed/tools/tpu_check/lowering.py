@@ -13,15 +13,49 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tfrs_embed.tools.tpu_check.bridge import run_passes
 from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.passes import run_passes
+from tfrs_embed.tools.tpu_check.rewriting import (
+    with_lengths,
+    with_plain_booleans,
+    with_updates,
+)
 
-_INFERENCE = "tf-shape-inference"
-_PASSES = (
-    ",canonicalize,tf-shape-inference,canonicalize,"
-    "xla-legalize-tf{device-type=XLA_TPU_JIT use-tf2xla-fallback=true "
-    "legalize-chlo=true},"
-    "xla-legalize-tf-communication,canonicalize,hlo-legalize-to-stablehlo"
+# The runtime's passes for TPUs, in its order: CreateConvertMlirToXlaHloPipeline
+# in tensorflow/compiler/mlir/tf2xla/api/v1/compile_mlir_util.cc. Lists, stacks
+# and arrays of tensors become buffers. Left out are two passes that Python has
+# no name for, of random numbers' devices and of collectives that TPUs lack.
+_PASSES = ",".join(
+    [
+        "tf-functional-control-flow-to-regions",
+        "inline",
+        "func.func(tf-drop-while-shape-invariant)",
+        "func.func(tf-replicate-tensor-list-init-ops)",
+        "func.func(canonicalize)",
+        "sccp",
+        "tf-guarantee-all-funcs-one-use",
+        "tf-shape-inference",
+        "sccp",
+        "tf-tensor-list-ops-decomposition",
+        "tf-stack-ops-decomposition",
+        "tf-tensor-array-ops-decomposition",
+        "func.func(tf-device-decompose-resource-ops)",
+        "tf-promote-resources-to-args",
+        "symbol-dce",
+        "func.func(mhlo-sink-constants-to-control-flow)",
+        "tf-shape-inference",
+        "stablehlo-legalize-to-hlo",
+        "func.func(tf-lower-quantized)",
+        "xla-legalize-tf{device-type=XLA_TPU_JIT use-tf2xla-fallback=true "
+        "legalize-chlo=true}",
+        "func.func(canonicalize)",
+        "tf-shape-inference",
+        "xla-legalize-tf-communication",
+        "inline",
+        "func.func(mhlo-sink-constants-to-control-flow)",
+        "canonicalize",
+        "hlo-legalize-to-stablehlo",
+    ]
 )
 _HEAD = "module attributes {tf.versions = {producer = 2000 : i32}} {\n"
 # Attributes that say where an argument comes from.
@@ -45,6 +79,7 @@ _COLLECTIVES = (
 #: Replaces a size that is unknown until the program runs.
 _STAND_IN = 8
 _SIGNATURE = re.compile(r"func\.func (?:private )?@\w+\(")
+_LISTS = ("TensorListLength", "TensorListFromTensor")
 # Operations of embedding cores (v2 to v4): only libtpu can lower them.
 _CORE_OP = re.compile(r'"tf\.(Xla(?:Recv|Send)TPUEmbedding\w+)"')
 _DEDUPLICATION = re.compile(
@@ -124,19 +159,24 @@ class Program:
     stablehlo: str | None
 
 
-def lower(name: str, programs: Sequence[str]) -> list[Program]:
-    """Lowers a function's programs to StableHLO; raises CheckErrors."""
+def lower(
+    name: str, programs: Sequence[str], sparse_cores: int
+) -> list[Program]:
+    """Lowers a function's programs to StableHLO; raises CheckErrors.
+
+    `sparse_cores` is the number of a chip.
+    """
     several = len(programs) > 1
     return [
-        _lower(f"{name}/{i}" if several else name, text)
+        _lower(f"{name}/{i}" if several else name, text, sparse_cores)
         for i, text in enumerate(programs)
     ]
 
 
-def _lower(name: str, text: str) -> Program:
+def _lower(name: str, text: str, sparse_cores: int) -> Program:
     operations = collections.Counter(_OP.findall(text))
     calls = tuple(_calls(text))
-    stablehlo = _to_stablehlo(name, _without_cores(text))
+    stablehlo = _to_stablehlo(name, _without_cores(text), sparse_cores)
     _check_calls(name, calls, stablehlo)
     arguments = _arguments(text)
     return Program(
@@ -154,18 +194,32 @@ def _lower(name: str, text: str) -> Program:
     )
 
 
-def _to_stablehlo(name: str, text: str) -> str:
+def _to_stablehlo(name: str, text: str, sparse_cores: int) -> str:
     head, body = text.split("\n", 1)
     head = _SIGNATURE.sub("func.func @main(", _ATTRIBUTES.sub("", head), 1)
     module = _BOUNDS.sub(r"#stablehlo.bounds<\1>", f"{head}\n{body}")
-    inference = _INFERENCE
+    module = with_updates(with_lengths(module))
+    pipeline = _PASSES
     arguments = _arguments(text)
     if any(a.unknown for a in arguments):
         shapes = ":".join(",".join(map(str, a.shape)) for a in arguments)
-        inference += f"{{input-arg-shapes={shapes}}}"
-    lowered = run_passes(
-        f"{_HEAD}{module}\n}}\n", inference + _PASSES, f"program '{name}'"
-    )
+        pipeline = f"tf-shape-inference{{input-arg-shapes={shapes}}},{_PASSES}"
+    try:
+        lowered = run_passes(
+            f"{_HEAD}{module}\n}}\n",
+            pipeline,
+            f"program '{name}'",
+            "the lowering by TensorFlow's TPU kernels",
+            sparse_cores,
+        )
+    except CheckError as error:
+        if not any(kind in _LISTS for kind in error.operations):
+            raise
+        raise CheckError(
+            f"{error} The check knows no loop's lists of other loops' lists; "
+            "a TPU's runtime does. So whether a TPU takes it is unknown.",
+            error.operations,
+        ) from None
     left = sorted(set(_OP.findall(lowered)))
     if left:
         raise CheckError(
@@ -173,7 +227,7 @@ def _to_stablehlo(name: str, text: str) -> str:
             "these inputs.",
             left,
         )
-    return lowered
+    return with_plain_booleans(lowered)
 
 
 def _without_cores(text: str) -> str:

@@ -92,6 +92,8 @@ def _has_program(function: Any) -> bool:
 
 
 def _zeros(output: tf.Tensor) -> tf.Tensor:
+    if output.dtype == tf.variant:
+        return tf.raw_ops.OptionalNone()  # It ends the loops of Keras 3.
     # Code may read the first element of an unknown size.
     sizes = [] if output.shape.rank is None else output.shape.as_list()
     return tf.zeros([1 if n is None else n for n in sizes], output.dtype)

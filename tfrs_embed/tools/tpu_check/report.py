@@ -95,6 +95,13 @@ class Report:
         """The programs that the compiler refuses."""
         return [p for p in self.programs if p.compiled and p.compiled.error]
 
+    @property
+    def not_checked(self) -> list[CheckedProgram]:
+        """The programs that did not reach the compiler, or crashed it."""
+        return [
+            p for p in self.programs if p.compiled and p.compiled.not_checked
+        ]
+
     def __str__(self) -> str:
         number = len(self.programs)
         many = "s" if number != 1 else ""
@@ -105,8 +112,15 @@ class Report:
         if self.compiler is None:
             lines.append(f"not compiled: {self.not_compiled}")
         else:
-            refused = len(self.refused)
-            verdict = f"{refused} of {number} REFUSED" if refused else "ok"
+            verdicts = [
+                f"{len(found)} of {number} {verdict}"
+                for found, verdict in (
+                    (self.refused, "REFUSED"),
+                    (self.not_checked, "not checked"),
+                )
+                if found
+            ]
+            verdict = ", ".join(verdicts) or "ok"
             lines.append(f"compiled by {self.compiler}: {verdict}")
         programs = [_program_row(checked) for checked in self.programs]
         lines += ["", *value_table(programs)]
@@ -122,6 +136,10 @@ class Report:
             assert checked.compiled is not None
             error = checked.compiled.error
             lines += ["", f"REFUSED {checked.program.name}: {error}"]
+        for checked in self.not_checked:
+            assert checked.compiled is not None
+            error = checked.compiled.not_checked
+            lines += ["", f"NOT CHECKED {checked.program.name}: {error}"]
         if self.ended:
             text = "The code was stopped at the second call of "
             lines += ["", f"{text}{', '.join(self.ended)}."]
@@ -148,6 +166,8 @@ def _program_row(checked: CheckedProgram) -> dict[str, Any]:
 def _verdict(compiled: Compiled | None) -> str:
     if compiled is None:
         return "no"
+    if compiled.not_checked:
+        return "not checked"
     return "REFUSED" if compiled.error else f"in {compiled.seconds:.1f} s"
 
 
