@@ -10,6 +10,7 @@ from tfrs_embed import __main__ as command
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore import Topology
 from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.tools.tpu_check.offline import OfflineResolver
 from tfrs_embed.tools.tpu_check.rewriting import with_plain_booleans
 
 pytestmark = pytest.mark.tools
@@ -119,3 +120,9 @@ def test_booleans_are_written_in_words():
     words, kept = text.split(" : tensor<3x7xi1>, ")
     assert kept == other
     assert json.loads(words.removeprefix("dense<")[:-1]) == values.tolist()
+
+
+def test_the_resolver_is_as_that_of_local_tpus():
+    # Of which TF-models' trainer makes a PreemptionCheckpointHandler.
+    resolver = OfflineResolver(tpu_check.Slice.of("v5p-8"))
+    assert resolver.cluster_spec().as_dict() == {}

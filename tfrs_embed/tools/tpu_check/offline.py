@@ -65,8 +65,8 @@ class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
 
     get_master = master
 
-    def cluster_spec(self) -> Any:
-        return None
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        return tf.train.ClusterSpec({})  # As of "local" TPUs.
 
     def get_tpu_system_metadata(self) -> Any:
         return self._metadata
