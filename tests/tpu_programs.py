@@ -44,6 +44,15 @@ def _merged_sum(x):
     return context.merge_call(merged, (tf.cast(x, tf.int64),))
 
 
+def _sum_of_rows(x):
+    """The gradient of some rows, as of a Keras Embedding."""
+    rows = tf.IndexedSlices(x, tf.range(8), tf.constant([8, 4]))
+    context = tf.distribute.get_replica_context()
+    found = context.all_reduce("SUM", rows)
+    assert isinstance(found, tf.Tensor)  # Optimizers get dense gradients.
+    return found
+
+
 def _branch(x):
     return tf.cond(
         tf.reduce_sum(x) > 0,
@@ -100,6 +109,7 @@ STEPS = {
         f"mean_{dtype.name}": Step(_reduce("MEAN", dtype), error=dtype.name)
         for dtype in (tf.int32, tf.uint32, tf.int64)
     },
+    "sum_of_rows": Step(_sum_of_rows),
     "merged_sum": Step(_merged_sum, error=r"int64.*float16"),
 }
 

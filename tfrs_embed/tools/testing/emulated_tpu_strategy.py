@@ -16,6 +16,7 @@ from tfrs_embed.compat.private_tensorflow import (
     cross_device_ops,
     def_function,
     device_util,
+    distribute_utils,
     embedding_pipelining_state,
     mirrored_strategy,
     topology_pb2,
@@ -173,6 +174,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         if self._building:
             require_reducible(reduce_op, value)
+            value = _dense(value)
         return super()._reduce_to(reduce_op, value, destinations, options)
 
     def _batch_reduce_to(
@@ -181,6 +183,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         pairs = list(value_destination_pairs)
         if self._building:
             require_reducible(reduce_op, [value for value, _ in pairs])
+            pairs = [(_dense(value), where) for value, where in pairs]
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     @property
@@ -239,3 +242,15 @@ def _make_logical_cpus(number: int) -> None:
             "before the first TensorFlow operation; if there are several, the "
             "largest first."
         ) from None
+
+
+def _dense(value: Any) -> Any:
+    """Makes gradients of rows dense, as a sum over TPUs does."""
+    if isinstance(value, tf.distribute.DistributedValues):
+        parts = value.values
+        if any(isinstance(part, tf.IndexedSlices) for part in parts):
+            return distribute_utils.regroup(tuple(map(_dense, parts)))
+    if isinstance(value, tf.IndexedSlices):
+        with tf.device(value.device):
+            return tf.convert_to_tensor(value)
+    return value
