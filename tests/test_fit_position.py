@@ -12,11 +12,14 @@ from fit_job import EPOCHS, KINDS, SAMPLES, After, make, result, train
 from forks import ForkServer
 from fronts import NUMBER, keras, only_keras_2, only_keras_3
 from nightly import ALL
-from plans import on
+from plans import nightly, on
 from processes import TESTS, environment
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
 pytestmark = [pytest.mark.more, on("keras:3", tier="more")]
+
+#: The kinds of input whose processes are killed in each run of CI.
+BY_DAY = ("shuffled, four steps at once", "of unknown length")
 
 
 class Stop(Exception):
@@ -46,6 +49,7 @@ def check(found, wanted):
         np.testing.assert_array_equal(found[name], values, name)
 
 
+@nightly(lambda steps: steps == 14)
 @pytest.mark.parametrize("steps", [5, 14])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_with_the_next_batch(kind, steps, undisturbed, tmp_path):
@@ -101,6 +105,7 @@ def test_killed_processes_end_as_if_they_were_not(server, tmp_path):
     check_kills(server, "of unknown length", tmp_path, [11, 7])
 
 
+@nightly(lambda kind: kind not in BY_DAY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_kills(kind, server, tmp_path):
     kills = random.Random(kind).choices(range(1, 16), k=20 if ALL else 6)

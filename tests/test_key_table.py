@@ -92,7 +92,7 @@ def run(compared, stream):
 
 
 @settings(
-    max_examples=150 if ALL else 50,
+    max_examples=150 if ALL else 25,
     deadline=None,
     derandomize=True,
     database=None,
