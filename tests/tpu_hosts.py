@@ -28,15 +28,15 @@ def serve(cluster, host):
     server.join()
 
 
-def table():
+def table(rows=ROWS):
     """A table whose rows are on the chips in turns."""
     held = []
     for chip in range(CHIPS):
-        part = Part(range(chip, ROWS, CHIPS))
+        part = Part(range(chip, rows, CHIPS))
         with tf.device(f"/job:worker/task:{chip * HOSTS // CHIPS}/CPU:0"):
             held.append((part, tf.Variable(tf.zeros([len(part.rows), DIM]))))
     strategy = tf.distribute.get_strategy()
-    return ShardedVariable("t/parameters", (ROWS, DIM), held, strategy)
+    return ShardedVariable("t/parameters", (rows, DIM), held, strategy)
 
 
 def traffic(processes):
@@ -72,6 +72,10 @@ def coordinate(cluster, servers, folder):
     values = saved.numpy()
     assert values[12_345, 7] == 10_000 + 2_345 * DIM + 7
     np.testing.assert_array_equal(restored.numpy(), values)
+    # Of a small one the first host writes all.
+    small = tf.train.Checkpoint(t=table(rows=100))
+    for number in range(20):
+        small.write(f"{folder}/small-{number}")
     print(json.dumps([written[:, 0].tolist(), read[:, 1].tolist()]))
 
 

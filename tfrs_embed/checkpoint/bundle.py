@@ -58,7 +58,7 @@ class BundleWriter:
         self._bytes = 0
         self._parts: list[str] = []
         self._error: tf.errors.OpError | None = None
-        self._of_hosts = False  # Whether others than this one wrote.
+        self._hosts: set[str] = set()  # Those that wrote.
 
     def add(self, name: str, value: Any, slice_: str = "") -> None:
         """Adds a whole tensor, or a slice that `slice_spec` describes."""
@@ -111,7 +111,7 @@ class BundleWriter:
         of_hosts: dict[str, list[tuple[str, str, tf.Tensor]]] = {}
         for each in self._pending:
             of_hosts.setdefault(cpu_of_host(each[2].device), []).append(each)
-        self._of_hosts |= len(of_hosts) > 1
+        self._hosts.update(of_hosts)
         for host, pending in of_hosts.items():
             names, slices, tensors = zip(*pending, strict=True)
             part = f"{self._prefix}-{len(self._parts)}"
@@ -139,7 +139,9 @@ class BundleWriter:
         self.flush()
         if self._error is not None:
             raise self._error
-        if self._of_hosts:
+        with tf.device("CPU:0"):
+            here = cpu_of_host(tf.zeros([]).device)
+        if self._hosts - {here}:
             wait_for_hosts()
         return self._parts
 
