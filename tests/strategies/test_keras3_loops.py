@@ -127,6 +127,28 @@ def test_callbacks_act_as_on_one_device(strategy):
     assert_equal(found, expected, alone.history, fit.history)
 
 
+def test_a_callback_may_evaluate(strategy):
+    seen = []
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            found = layers.evaluate(self.model, data(), strategy, verbose=0)
+            seen.append(found["loss"])
+
+    with strategy.scope():
+        model, _ = make()
+    fit = layers.fit(
+        model,
+        data(),
+        strategy,
+        epochs=3,
+        callbacks=[Evaluates()],
+        validation_data=data(),
+        verbose=0,
+    )
+    np.testing.assert_allclose(seen[1:], fit.history["val_loss"][:-1])
+
+
 def test_the_first_worker_writes_files_and_all_go_on(strategy, tmp_path):
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     first = not several or strategy.cluster_resolver.task_id == 0

@@ -125,11 +125,13 @@ def _unique(gradient: Any, variable: Any) -> Any:
 def own_loop() -> Iterator[None]:
     """Runs Keras's `fit` and `evaluate` with functions that are set before."""
     guard_loops()
+    # A callback of `fit` may evaluate.
+    before = getattr(_local, "own", False)
     _local.own = True
     try:
         yield
     finally:
-        _local.own = False
+        _local.own = before
 
 
 @functools.cache
@@ -147,8 +149,7 @@ def guard_loops() -> None:
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         if getattr(_local, "own", False):
             return
-        workers = tf.distribute.MultiWorkerMirroredStrategy
-        if isinstance(self.distribute_strategy, workers):
+        if _has_workers(self):
             raise NotImplementedError(
                 f"Model '{self.name}': Keras 3 doesn't train under "
                 "MultiWorkerMirroredStrategy. Call tfrs_embed.keras3.fit(model,"
@@ -162,9 +163,7 @@ def guard_loops() -> None:
     @functools.wraps(make)
     def of_one_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Otherwise one worker raises, and the others wait for it.
-        workers = tf.distribute.MultiWorkerMirroredStrategy
-        several = isinstance(self.distribute_strategy, workers)
-        if several and self.steps_per_execution > 1:
+        if _has_workers(self) and self.steps_per_execution > 1:
             raise NotImplementedError(
                 f"Model '{self.name}': on several workers Keras 3 predicts "
                 "with steps_per_execution=1 only, and this model has "
@@ -173,6 +172,11 @@ def guard_loops() -> None:
         return make(self, *args, **kwargs)
 
     TensorFlowTrainer.make_predict_function = of_one_step
+
+
+def _has_workers(model: Any) -> bool:
+    workers = tf.distribute.MultiWorkerMirroredStrategy
+    return isinstance(model.distribute_strategy, workers)
 
 
 def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
