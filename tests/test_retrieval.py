@@ -4,6 +4,8 @@ Numbers are small integers, whose dot products are exact in all dtypes, so that
 many scores are equal.
 """
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -349,6 +351,20 @@ def test_an_export_retrieves_keys(tmp_path, updatable):
         tfrs_embed.serving.export_delta(model, delta, since=base)
         loaded.apply_delta(delta)
         check_keys()
+
+
+def test_an_export_needs_the_tables_layer(tmp_path):
+    table = make_layer(np.zeros([20, DIM], np.float32)).tables["t"]
+    gc.collect()
+    inputs = keras.Input([DIM])
+    model = keras.Model(inputs, keras.layers.Dense(DIM)(inputs))
+    best = lambda q: {"ids": table.top_k(q, 3)[1]}  # noqa: E731
+    with pytest.raises(RuntimeError, match=r"Table 't'.* its layer is gone"):
+        tfrs_embed.serving.export(
+            model,
+            str(tmp_path / "model"),
+            signatures={"best": (best, [tf.TensorSpec([None, DIM])])},
+        )
 
 
 def test_no_gradient_goes_through():

@@ -111,8 +111,17 @@ class ServedTables:
         return [found[i] for i in range(len(tables))]
 
     def of_state(self, state: TableState) -> ServedTable:
-        """Returns the exported table of a table in training."""
-        return self._table(state.layer(), state)
+        """Returns the exported table of a table in training.
+
+        Raises a RuntimeError if nothing has kept the table's layer.
+        """
+        layer = state.layer()
+        if layer is None:
+            raise RuntimeError(
+                f"Table '{state.spec.name}' can't be exported: its layer is "
+                "gone. Keep the layer as long as its tables."
+            )
+        return self._table(layer, state)
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
         name = unique_name(layer, self.layers)
