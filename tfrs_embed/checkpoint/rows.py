@@ -379,8 +379,10 @@ class Rows(Saved):
                 wait_for_hosts()
             if there[0] < self.shape[0]:
                 assert self.initial is not None
-                for start, rows in self.initial(there[0]):
-                    self.write_rows(start, tf.cast(rows, self.dtype))
+                self.write_blocks(
+                    (start, tf.cast(rows, self.dtype))
+                    for start, rows in self.initial(there[0])
+                )
 
 
 class VariableRows(Rows):

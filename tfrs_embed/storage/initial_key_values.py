@@ -28,11 +28,11 @@ from tfrs_embed.storage.initial_values import (
     distribution_of,
     parameters,
 )
+from tfrs_embed.storage.row_store import HOST
 
 #: Makes initial rows, [n, dim] float32, of keys, [n] int64.
 Maker = Callable[[tf.Tensor], tf.Tensor]
 
-_HOST = "/device:CPU:0"
 # A multiple of the vector length of every processor.
 _PACKET = 64
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -123,7 +123,7 @@ def _draw_rows(
     makers: Sequence[_Drawn], sizes: tf.Tensor | None, keys: tf.Tensor
 ) -> tf.Tensor:
     """Draws rows of several tables, from distributions of one kind."""
-    with tf.device(_HOST):
+    with tf.device(HOST):
         parameters = [
             tf.constant([m.seed for m in makers], tf.uint64),
             tf.constant([m.first for m in makers], tf.float32),
@@ -160,7 +160,7 @@ def _draw(
     the least number and the range of a uniform distribution, and the mean and
     the standard deviation of "normal" and "truncated_normal".
     """
-    with tf.device(_HOST):
+    with tf.device(HOST):
         numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
         size = tf.size(numbers)
         # The rest of an unfilled vector would be rounded differently.

@@ -261,9 +261,10 @@ def find(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
             least = tf.minimum if more is None else min
             wanted = least(wanted, rows)
     local = _rows_of(state)
-    served = SERVED_TABLES.get() is not None
-    if state.exchange is not None and not state.exchange.is_cut and not served:
-        scores, ids = state.exchange.best(local, queries, wanted)
+    # An exported table is in one process.
+    exchange = None if SERVED_TABLES.get() is not None else state.exchange
+    if exchange is not None and not exchange.is_cut:
+        scores, ids = exchange.best(local, queries, wanted)
     else:
         found = [each.best(queries, wanted) for each in local]
         scores, ids = found[0]
