@@ -8,6 +8,7 @@ for.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -177,6 +178,21 @@ class BundleReader:
         self._count(name, self.shapes[name])
         return value
 
+    def read_text(self, name: str, most_bytes: int) -> str:
+        """Returns a string scalar; a DataLossError if a tensor is none."""
+        where = f"'{name}' in the checkpoint '{self.prefix}'"
+        if self.dtypes[name] != tf.string or self.shapes[name]:
+            raise stored.damaged(f"{where} is no string")
+        size = sum(piece.size for piece in self.pieces[name])
+        if size > most_bytes:
+            raise stored.damaged(
+                f"{where} has {size:,} bytes, more than {most_bytes:,}"
+            )
+        try:
+            return str(self.read(name).numpy().decode())
+        except UnicodeDecodeError as error:
+            raise stored.damaged(f"{where} is no text: {error}") from None
+
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
         if any(p.size > stored.LARGE_BYTES for p in self.pieces[name]):
@@ -260,3 +276,16 @@ def merge(parts: Sequence[str], prefix: str) -> None:
         destination_prefix=prefix,
         delete_old_dirs=True,
     )
+
+
+def move(prefix: str, path: str) -> None:
+    """Moves a checkpoint to `path`; its index, which completes it, comes last.
+
+    A file or link that is there is replaced.
+    """
+    folder, name = os.path.split(prefix)
+    for file in sorted(tf.io.gfile.listdir(folder)):
+        # ".data-..." before ".index".
+        if file.startswith(f"{name}."):
+            to = path + file.removeprefix(name)
+            tf.io.gfile.rename(f"{folder}/{file}", to, overwrite=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import files, kerases
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage.gathering import Gathering
 
@@ -48,15 +48,9 @@ def incomplete(path: str, is_chief: bool) -> Iterator[str]:
     if not is_chief:
         yield folder
         return
-    remove(folder)  # Left by a process that was killed.
+    # In place of one that a killed process has left.
+    files.make_new_folder(folder)
     try:
-        tf.io.gfile.makedirs(folder)
         yield folder
     finally:
-        remove(folder)
-
-
-def remove(folder: str) -> None:
-    """Removes a folder, if it exists."""
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)
+        files.remove_folder(folder)

@@ -19,6 +19,7 @@ from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat.files import remove_folder
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
@@ -201,7 +202,7 @@ def write_checkpoint(
     _track(root, ["save_counter"], _counter(0))
     with _temporary_beside(path) as folder:
         whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
-        bundle.merge([whole], path)
+        bundle.move(whole, path)
     return left
 
 
@@ -241,7 +242,7 @@ def _temporary_beside(path: str) -> Iterator[str]:
         yield folder
     finally:
         with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.rmtree(folder)
+            remove_folder(folder)
 
 
 def _parts(layer: str) -> list[str]:
