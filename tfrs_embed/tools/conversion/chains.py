@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import uuid
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import chain
-from tfrs_embed.checkpoint.bundle import (
-    BundleReader,
-    BundleWriter,
-    blocks,
-    merge,
-)
+from tfrs_embed.checkpoint import bundle, chain, file_names
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
 from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
+from tfrs_embed.compat import files, strict_json
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion.objects import GRAPH
 
@@ -65,7 +60,7 @@ def find(path: str) -> list[list[ChainFile]]:
     prefix = path.removesuffix(".index")
     listed, least = [prefix], 2
     if not tf.io.gfile.exists(f"{prefix}.index"):
-        state = tf.train.get_checkpoint_state(path)
+        state = file_names.state_of(path)
         listed = [] if state is None else [*state.all_model_checkpoint_paths]
         least = 1
     found: list[list[ChainFile]] = []
@@ -74,11 +69,11 @@ def find(path: str) -> list[list[ChainFile]]:
     for prefix in reversed(listed):
         if prefix in seen or not tf.io.gfile.exists(f"{prefix}.index"):
             continue
-        files = chain.files_of(prefix)
-        seen |= {file.prefix for file in files}
-        headers = [chain.header_of(file) for file in files]
-        if headers[0] is not None and len(files) >= least:
-            found.append([*map(_described, files)])
+        in_chain = chain.files_of(prefix)
+        seen |= {file.prefix for file in in_chain}
+        is_chain = chain.header_of(in_chain[0]) is not None
+        if is_chain and len(in_chain) >= least:
+            found.append([*map(_described, in_chain)])
     return found[::-1]
 
 
@@ -130,23 +125,20 @@ def compact(
     """
     reader.progress = progress
     folder = f"{path}_temp"
-    _remove(folder)  # Left by a run that was killed.
-    tf.io.gfile.makedirs(folder)
+    # In place of one that a killed run has left.
+    files.make_new_folder(folder)
     try:
         writer = BundleWriter(f"{folder}/part")
         header = chain.Header(uuid.uuid4().hex)
-        writer.add(chain.HEADER, json.dumps(header._asdict()))
+        writer.add(chain.HEADER, strict_json.dumps(header))
         for name, shape in reader.shapes.items():
             if name != chain.HEADER:
                 _copy(reader, name, shape, writer)
-        merge(writer.finish(), f"{folder}/all")
-        for name in sorted(tf.io.gfile.listdir(folder)):
-            # "all.data-..." before "all.index".
-            end = name.removeprefix("all")
-            tf.io.gfile.rename(f"{folder}/{name}", path + end, overwrite=True)
+        bundle.merge(writer.finish(), f"{folder}/all")
+        bundle.move(f"{folder}/all", path)
     finally:
         with contextlib.suppress(tf.errors.OpError):
-            _remove(folder)
+            files.remove_folder(folder)
 
 
 def _copy(
@@ -164,8 +156,3 @@ def _copy(
     for start, size in blocks(shape, reader.dtypes[name]):
         rows = reader.read_rows(name, start, size)
         writer.add_rows(name, shape, start, rows)
-
-
-def _remove(folder: str) -> None:
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)
