@@ -6,10 +6,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers
-from helpers import assert_same, differentiate, save_tensors, state
+from helpers import assert_same, differentiate, state
 from plans import nightly, on
 from tfrs_embed import checkpoint
-from tfrs_embed.checkpoint import bundle, slot_order
+from tfrs_embed.checkpoint import bundle
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.engines import engine
 from tfrs_embed.storage import initial_values
@@ -593,17 +593,6 @@ def test_slots_by_position_do_not_go_to_another_variable(tmp_path, case):
     model = compiled(**other)
     with checkpoint.growing_tables(), pytest.raises(ValueError):
         tf.train.Checkpoint(model=model).restore(path)
-
-
-@pytest.mark.parametrize(
-    "there", [3, ["{}"], "{", "[1]", '{"0": 5}', '{"0": [1]}', b"\xff"]
-)
-def test_an_order_that_is_none_is_a_damaged_checkpoint(tmp_path, there):
-    path = save_tensors(tmp_path / "saved", {"order": there})
-    order = slot_order.SavedOrder(keras.optimizers.Adam())
-    with pytest.raises(tf.errors.DataLossError, match=r"'order' in .*saved'"):
-        order.check("order", bundle.BundleReader(path))
-    assert order.refused is None
 
 
 def test_other_models_of_the_process_save_no_order(tmp_path):

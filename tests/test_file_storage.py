@@ -1,5 +1,6 @@
 """Tables in files: what the conformance suite doesn't show."""
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -351,6 +352,21 @@ def test_a_link_at_a_files_name_is_not_followed(tmp_path, victim, name, to):
     train(layer), train(other)
     assert_equal(layer, other)
     assert not any(path.is_symlink() for path in folder.iterdir())
+
+
+def test_a_link_that_comes_while_files_are_made_is_not_followed(
+    tmp_path, victim, monkeypatch
+):
+    files, remove = table_files(tmp_path / "tables"), os.remove
+
+    def plant(path):
+        with contextlib.suppress(FileNotFoundError):
+            remove(path)
+        os.symlink(victim / "file", path)
+
+    monkeypatch.setattr(os, "remove", plant)
+    with pytest.raises(FileExistsError, match="parameters"):
+        files.make("parameters", [ROWS, DIM], tf.float32, 0.0, "t/parameters")
 
 
 def test_a_description_that_is_a_link_is_not_read(tmp_path, victim):

@@ -178,21 +178,6 @@ class BundleReader:
         self._count(name, self.shapes[name])
         return value
 
-    def read_text(self, name: str, most_bytes: int) -> str:
-        """Returns a string scalar; a DataLossError if a tensor is none."""
-        where = f"'{name}' in the checkpoint '{self.prefix}'"
-        if self.dtypes[name] != tf.string or self.shapes[name]:
-            raise stored.damaged(f"{where} is no string")
-        size = sum(piece.size for piece in self.pieces[name])
-        if size > most_bytes:
-            raise stored.damaged(
-                f"{where} has {size:,} bytes, more than {most_bytes:,}"
-            )
-        try:
-            return str(self.read(name).numpy().decode())
-        except UnicodeDecodeError as error:
-            raise stored.damaged(f"{where} is no text: {error}") from None
-
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
         if any(p.size > stored.LARGE_BYTES for p in self.pieces[name]):

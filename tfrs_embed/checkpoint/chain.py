@@ -129,8 +129,13 @@ def header_of(reader: BundleReader) -> Header | None:
     """
     if HEADER not in reader.shapes:
         return None
-    text = reader.read_text(HEADER, _HEADER_BYTES)
+    size = sum(piece.size for piece in reader.pieces[HEADER])
     try:
+        if reader.dtypes[HEADER] != tf.string or reader.shapes[HEADER]:
+            raise ValueError("its header is no string")
+        if size > _HEADER_BYTES:
+            raise ValueError(f"its header has more than {_HEADER_BYTES} bytes")
+        text = reader.read(HEADER).numpy()
         return strict_json.loads(text, Header, "header")
     except ValueError as error:
         why = str(error).rstrip(".")

@@ -20,15 +20,12 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.checkpoint.stored import damaged
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers import unreached
 
 _ATTRIBUTE = "_tfrs_embed_slots_of"
 _CHILD = "tfrs_embed_order"
-# Of the positions of more variables than models have.
-_MOST_BYTES = 64 << 20
 
 
 def mark(variable: tf.Variable, name: str) -> None:
@@ -61,7 +58,7 @@ class SavedOrder(Trackable, Saved):
             session.writer().add(key, json.dumps(self.places))
 
     def check(self, key: str, reader: BundleReader) -> None:
-        there = _read_places(reader, key)
+        there = json.loads(reader.read(key).numpy())
         self.refused = None
         if there != self.places:
             self.refused = ValueError(
@@ -94,19 +91,6 @@ class SavedOrder(Trackable, Saved):
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         object_map[self] = self  # It never changes.
-
-
-def _read_places(reader: BundleReader, key: str) -> dict[str, Any]:
-    text = reader.read_text(key, _MOST_BYTES)
-    try:
-        places = json.loads(text)
-        _text(places)
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise damaged(
-            f"'{key}' in '{reader.prefix}' has no positions of variables: "
-            f"{error}"
-        ) from None
-    return dict(places)
 
 
 def _text(places: dict[str, Any]) -> str:
