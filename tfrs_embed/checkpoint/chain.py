@@ -245,11 +245,9 @@ def files_of(prefix: str) -> list[BundleReader]:
             ) from None
         header = header_of(reader)
         if last and (header is None or header.id != last.previous_id):
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise damaged(
                 f"'{files[-1].prefix}' is a delta that continues another file "
-                f"than '{prefix}', which has been replaced. {REMEDY}",
+                f"than '{prefix}', which has been replaced"
             )
         if last and header and header.number != last.number - 1:
             raise damaged(

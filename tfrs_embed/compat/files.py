@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -60,19 +61,25 @@ def make_folders(folder: str, *names: str) -> str:
     return folder
 
 
-def make_new_folder(path: str) -> None:
-    """Makes a folder in place of one, or a link, that is there.
+@contextlib.contextmanager
+def temporary_folder(path: str) -> Iterator[str]:
+    """Makes a folder in place of one, or a link, that is there; removes it.
 
     Raises:
         tf.errors.OpError: it can't be made.
     """
-    remove_folder(path)
+    remove_folder(path)  # Left by a process that was killed.
     if "://" in path:
         tf.io.gfile.makedirs(path)
-        return
-    tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-    # Unlike `makedirs`, an error if somebody has just made it.
-    tf.io.gfile.mkdir(path)
+    else:
+        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+        # Unlike `makedirs`, an error if somebody has just made it.
+        tf.io.gfile.mkdir(path)
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(tf.errors.OpError):
+            remove_folder(path)
 
 
 def remove_folder(path: str) -> None:

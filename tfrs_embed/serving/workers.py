@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import files, kerases
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage.gathering import Gathering
 
@@ -45,12 +46,5 @@ def incomplete(path: str, is_chief: bool) -> Iterator[str]:
     The other workers see it after they have waited for the chief.
     """
     folder = f"{path}.incomplete"
-    if not is_chief:
+    with temporary_folder(folder) if is_chief else contextlib.nullcontext():
         yield folder
-        return
-    # In place of one that a killed process has left.
-    files.make_new_folder(folder)
-    try:
-        yield folder
-    finally:
-        files.remove_folder(folder)

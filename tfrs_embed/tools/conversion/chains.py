@@ -5,7 +5,6 @@ See `tfrs_embed.checkpoint.DeltaManager`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from tfrs_embed.checkpoint import bundle, chain, file_names
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
 from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
-from tfrs_embed.compat import files, strict_json
+from tfrs_embed.compat import strict_json
+from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion.objects import GRAPH
 
@@ -69,11 +69,11 @@ def find(path: str) -> list[list[ChainFile]]:
     for prefix in reversed(listed):
         if prefix in seen or not tf.io.gfile.exists(f"{prefix}.index"):
             continue
-        in_chain = chain.files_of(prefix)
-        seen |= {file.prefix for file in in_chain}
-        is_chain = chain.header_of(in_chain[0]) is not None
-        if is_chain and len(in_chain) >= least:
-            found.append([*map(_described, in_chain)])
+        files = chain.files_of(prefix)
+        seen |= {file.prefix for file in files}
+        is_chain = chain.header_of(files[0]) is not None
+        if is_chain and len(files) >= least:
+            found.append([*map(_described, files)])
     return found[::-1]
 
 
@@ -124,10 +124,7 @@ def compact(
         tf.errors.OpError: a file can't be read or written.
     """
     reader.progress = progress
-    folder = f"{path}_temp"
-    # In place of one that a killed run has left.
-    files.make_new_folder(folder)
-    try:
+    with temporary_folder(f"{path}_temp") as folder:
         writer = BundleWriter(f"{folder}/part")
         header = chain.Header(uuid.uuid4().hex)
         writer.add(chain.HEADER, strict_json.dumps(header))
@@ -136,9 +133,6 @@ def compact(
                 _copy(reader, name, shape, writer)
         bundle.merge(writer.finish(), f"{folder}/all")
         bundle.move(f"{folder}/all", path)
-    finally:
-        with contextlib.suppress(tf.errors.OpError):
-            files.remove_folder(folder)
 
 
 def _copy(
