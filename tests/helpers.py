@@ -90,6 +90,27 @@ def assert_unchanged(layer, before):
     assert_same(state(layer), before)
 
 
+def save_tensors(prefix, tensors):
+    """Writes a checkpoint of tensors by name, without objects."""
+    values = [tf.constant(value) for value in tensors.values()]
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(values),
+        tensors=values,
+    )
+    return str(prefix)
+
+
+def files_in(folder):
+    """The contents of a folder's files, by their paths in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
 def change_byte(path, at):
     """Changes a byte of a file."""
     with open(path, "r+b") as file:

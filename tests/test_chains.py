@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from delta_cases import Job, restored
-from helpers import assert_same, change_byte
+from helpers import assert_same, change_byte, files_in, save_tensors
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
 from tfrs_embed.tools.conversion.command import main
 
@@ -175,3 +175,84 @@ def test_what_compact_refuses(chains, capsys, tmp_path):
     file.unlink()
     assert "ckpt-3-base" in error(tmp_path / "broken", out, status=1)
     assert [p.name for p in tmp_path.iterdir()] == ["broken"]
+
+
+HEADER = {"id": "a", "number": 1, "previous": "ckpt-0", "previous_id": "b"}
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("[1, 2]", "header must be an object"),
+        ("{", "is not JSON"),
+        ("[" * 5000, "its header has more than 4096 bytes"),
+        (b"\xff", "is not JSON"),
+        ({**HEADER, "more": 1}, r"unknown fields ['more']"),
+        ({"number": 1}, r"lacks the fields ['id']"),
+        ({**HEADER, "number": "1"}, "header.number must be an integer"),
+        ({**HEADER, "number": True}, "header.number must be an integer"),
+        ({**HEADER, "number": -1}, "number -1 can't continue 'ckpt-0'"),
+        ({**HEADER, "number": 0}, "number 0 can't continue 'ckpt-0'"),
+        ({**HEADER, "previous": 5}, "header.previous must be a string"),
+        ({**HEADER, "previous": ""}, "number 1 can't continue ''"),
+        ({**HEADER, "previous": ".."}, "can't continue '..'"),
+        ({**HEADER, "previous": "/a/b"}, "can't continue '/a/b'"),
+        ({**HEADER, "previous": "a\0b"}, r"can't continue 'a\x00b'"),
+        ({**HEADER, "previous": "ckpt-1", "previous_id": "a"}, "is number 1"),
+        (HEADER, "ckpt-0', which is missing"),
+        (3, "is no string"),
+        (["{}"], "is no string"),
+    ],
+)
+def test_a_header_that_is_no_header_is_one_line_of_an_error(
+    header, said, tmp_path, capsys
+):
+    if isinstance(header, dict):
+        header = json.dumps(header)
+    path = save_tensors(tmp_path / "ckpt-1", {chain.HEADER: header})
+    before = files_in(tmp_path)
+    for command in (["inspect", path], ["compact", path, tmp_path / "out"]):
+        assert run(*command) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and said in line, line
+        assert "ckpt-1" in line
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("listed", ["../other/ckpt-5", "{}/other/ckpt-5"])
+def test_a_folder_lists_no_checkpoints_of_others(
+    chains, listed, tmp_path, capsys
+):
+    shutil.copytree(chains[0], tmp_path / "other")
+    (tmp_path / "given").mkdir()
+    path = json.dumps(listed.format(tmp_path))
+    state = tmp_path / "given" / "checkpoint"
+    state.write_text(f"model_checkpoint_path: {path}\n")
+    before = files_in(tmp_path)
+    for command, *more in (
+        ["inspect"],
+        ["diff", tmp_path / "given"],
+        ["convert", tmp_path / "out"],
+        ["compact", tmp_path / "out"],
+    ):
+        assert run(command, tmp_path / "given", *more) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"'{state}' names the checkpoint" in line
+        assert "other/ckpt-5', which is in another folder" in line
+    assert files_in(tmp_path) == before
+
+
+def test_what_a_killed_compact_left_is_removed_without_following_links(
+    chains, tmp_path
+):
+    left, victim = tmp_path / "out_temp", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    for link in (left / "link", left):
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(victim)
+        assert run("compact", chains[0], tmp_path / "out") == 0
+        assert not os.path.lexists(left)
+        assert (victim / "file").read_text() == "mine"
+        for file in tmp_path.glob("out.*"):
+            file.unlink()

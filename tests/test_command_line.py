@@ -360,6 +360,20 @@ def test_the_kernels_build(monkeypatch, tmp_path, capsys):
     assert asked == [None, pathlib.Path("here.so")]
 
 
+def test_a_build_is_installed_without_following_links(tmp_path):
+    """The name of the copy could be known: it had the process's number."""
+    result, place, victim = (tmp_path / n for n in ("built", "a.so", "victim"))
+    result.write_text("kernels")
+    victim.write_text("mine")
+    place.symlink_to(victim)
+    place.with_name(f"a.so.{os.getpid()}").symlink_to(victim)
+    assert build._install(result, place) == place
+    assert not place.is_symlink() and place.read_text() == "kernels"
+    assert victim.read_text() == "mine"
+    with pytest.raises(build.BuildError, match=r"Can't write .*built/a.so"):
+        build._install(result, result / "a.so")
+
+
 @pytest.mark.parametrize(
     "error, said",
     [

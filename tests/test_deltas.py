@@ -1,6 +1,8 @@
 """Which rows change; full checkpoints with deltas between, on one device."""
 
+import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -10,9 +12,10 @@ import tensorflow as tf
 import tfrs_embed
 from delta_cases import Job, check_chain, restored
 from fronts import layers
-from helpers import assert_same, change_byte, train
+from helpers import assert_same, change_byte, files_in, save_tensors, train
 from plans import on
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
+from tfrs_embed.compat import strict_json
 
 pytestmark = on("keras:3", tier="nightly")
 
@@ -210,6 +213,57 @@ def _damaged(folder):
     change_byte(file, file.stat().st_size // 2)
 
 
+def _rewrite(folder, name, **changes):
+    """Replaces a delta by one of its header alone, changed, and of tensors."""
+    tensors = changes.pop("tensors", {})
+    reader = bundle.BundleReader(str(folder / name))
+    header = json.loads(reader.read(chain.HEADER).numpy()) | changes
+    for file in folder.glob(f"{name}.*"):
+        file.unlink()
+    save_tensors(folder / name, {chain.HEADER: json.dumps(header), **tensors})
+    return header
+
+
+def _of_itself(folder):
+    _rewrite(folder, "ckpt-4", previous="ckpt-4", id="4", previous_id="4")
+
+
+def _in_a_circle(folder):
+    last = _rewrite(folder, "ckpt-4", previous_id="3")
+    _rewrite(
+        *(folder, "ckpt-3"),
+        **{"id": "3", "number": 4, "previous": "ckpt-4"},
+        previous_id=last["id"],
+    )
+
+
+def _outside(folder):
+    _rewrite(folder, "ckpt-4", previous="../victim/a-base")
+
+
+def _key(table, part):
+    return f"layer/tables/{table}/{part}/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def _with_fewer_rows(folder):
+    rows = {
+        _key("adam_float32", "delta/rows"): tf.range(9, dtype=tf.int64),
+        _key("adam_float32", "delta/parameters"): tf.zeros([8, 4]),
+    }
+    _rewrite(folder, "ckpt-4", tensors=rows)
+
+
+def _without_a_table(folder):
+    rows = {_key("none", "delta/rows"): tf.range(9, dtype=tf.int64)}
+    _rewrite(folder, "ckpt-4", tensors=rows)
+
+
+def _listed_elsewhere(folder):
+    file = folder / "checkpoint"
+    there = json.dumps(str(folder.parent / "victim/ckpt-1"))
+    file.write_text(f"{file.read_text()}all_model_checkpoint_paths: {there}\n")
+
+
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
@@ -218,18 +272,35 @@ def _damaged(folder):
         (_foreign, r"ckpt-3' .* another file than '.*ckpt-2'"),
         (_cut_off, r"ckpt-3.*is missing or cut off"),
         (_damaged, r"ckpt-3"),
+        (_of_itself, r"ckpt-4' is number 3 .*ckpt-4', which is number 3"),
+        (_in_a_circle, r"ckpt-4' is number 3 .*ckpt-3', which is number 4"),
+        (_outside, r"ckpt-4' does not say .*can't continue '../victim/a-base'"),
+        (_with_fewer_rows, r"ckpt-4' has no '.*/delta/parameters/.* of 9 rows"),
+        (_without_a_table, r"ckpt-4' has changed rows of 'layer/tables/none'"),
+        (_listed_elsewhere, r"checkpoint' names .*/victim/ckpt-1', .* another"),
     ],
 )
-def test_a_broken_chain_restores_nothing(chain_of_four, tmp_path, harm, named):
-    shutil.copytree(chain_of_four[0], tmp_path, dirs_exist_ok=True)
-    harm(tmp_path)
+def test_a_broken_chain_restores_nothing(
+    chain_of_four, tmp_path, monkeypatch, harm, named
+):
+    folder, victim = tmp_path / "chain", tmp_path / "victim"
+    shutil.copytree(chain_of_four[0], folder)
+    shutil.copytree(chain_of_four[0], victim)
+    harm(folder)
+    monkeypatch.chdir(folder)
     job = Job(tf.distribute.get_strategy(), "one")
-    manager = DeltaManager(job.checkpoint, tmp_path)
+    manager = DeltaManager(job.checkpoint, ".", full_every=1, max_to_keep=1)
     job.train()
-    before = job.state()
-    with pytest.raises(tf.errors.OpError, match=named):
-        manager.restore_or_initialize()
+    before, files = job.state(), files_in(tmp_path)
+    for action in (manager.restore_or_initialize, manager.save):
+        with pytest.raises((tf.errors.OpError, RuntimeError)) as error:
+            action()
+        if action == manager.restore_or_initialize:
+            assert isinstance(error.value, tf.errors.OpError)
+            assert re.search(named, str(error.value))
     assert_same(job.state(), before)
+    files["chain/.delta_manager.lock"] = b""
+    assert files_in(tmp_path) == files
 
 
 def test_training_goes_on_with_the_chain(chain_of_four, tmp_path):
@@ -340,6 +411,83 @@ def test_old_chains_are_removed(tmp_path):
     again = DeltaManager(checkpoint, tmp_path)
     assert again.restore_or_initialize() == saved[-1]
     assert not [*tmp_path.glob("ckpt-7-base_temp")]
+
+
+@pytest.mark.parametrize("listed", ["header", "absolute", "relative"])
+def test_no_file_tells_which_files_of_others_are_removed(tmp_path, listed):
+    """An earlier chain is removed, whose files somebody else has made."""
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    layer, _ = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    tf.train.CheckpointManager(checkpoint, folder, 2).save(2)
+    name = "model-base" if listed == "header" else "model"
+    save_tensors(victim / name, {"mine": "precious"})
+    header = chain.Header("1", 1, "ckpt-0", "0")
+    text = strict_json.dumps(header).replace("ckpt-0", "../victim/model-base")
+    save_tensors(folder / "ckpt-1", {chain.HEADER: text})
+    first = {
+        "header": "ckpt-1",
+        "absolute": str(victim / "model"),
+        "relative": "../victim/model",
+    }[listed]
+    (folder / "checkpoint").write_text(
+        'model_checkpoint_path: "ckpt-2"\n'
+        f'all_model_checkpoint_paths: "{first}"\n'
+        'all_model_checkpoint_paths: "ckpt-2"\n'
+    )
+    before = files_in(tmp_path)
+    manager = DeltaManager(checkpoint, folder, full_every=1, max_to_keep=1)
+    with pytest.raises(tf.errors.DataLossError, match=r"\.\./victim|another"):
+        manager.restore_or_initialize()
+    with pytest.raises((tf.errors.DataLossError, RuntimeError)):
+        manager.save()
+    before["run/.delta_manager.lock"] = b""
+    assert files_in(tmp_path) == before
+
+
+def test_old_chains_are_removed_without_what_only_begins_like_them(tmp_path):
+    layer, _ = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    manager = DeltaManager(checkpoint, tmp_path, full_every=1, max_to_keep=1)
+    manager.save()
+    (tmp_path / "ckpt-1.notes").write_text("mine")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    # As in a folder that somebody else has packed.
+    (tmp_path / "ckpt-9-base_temp").symlink_to(tmp_path / "victim")
+    manager.save()
+    del manager
+    DeltaManager(checkpoint, tmp_path).restore_or_initialize()
+    assert not [*tmp_path.glob("ckpt-1.index"), *tmp_path.glob("ckpt-9*")]
+    assert (tmp_path / "ckpt-1.notes").read_text() == "mine"
+    assert (tmp_path / "victim" / "file").read_text() == "mine"
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".delta_manager.lock").symlink_to(tmp_path / "new")
+    manager = DeltaManager(
+        tf.train.Checkpoint(layer=make()[0]), tmp_path / "run"
+    )
+    with pytest.raises(OSError, match=r"manager.lock' is a symbolic link"):
+        manager.save()
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("given", ["absolute", "relative", "a link"])
+def test_a_folder_that_another_manager_lists_is_read(
+    tmp_path, monkeypatch, given
+):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run" if given == "absolute" else "run"
+    layer, _ = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    saved = tf.train.CheckpointManager(checkpoint, folder, 2).save()
+    if given == "a link":
+        os.symlink("run", "link")
+        folder, saved = "link", "link/ckpt-1"
+    manager = DeltaManager(checkpoint, folder)
+    assert manager.restore_or_initialize() == saved
 
 
 @pytest.mark.parametrize(

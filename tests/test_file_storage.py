@@ -1,5 +1,6 @@
 """Tables in files: what the conformance suite doesn't show."""
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -16,10 +17,12 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers
+from helpers import files_in
 from plans import on
 from tfrs_embed import FeatureConfig, FileStorage, TableConfig, kernels
 from tfrs_embed.configs.placement import assign
 from tfrs_embed.configs.tables import parse
+from tfrs_embed.storage.mapped_files import TableFiles
 
 pytestmark = [pytest.mark.usefixtures("needs_kernels")]
 
@@ -285,6 +288,124 @@ def test_a_killed_process_may_leave_no_more_than_a_folder(tmp_path):
     (folder_of(tmp_path) / "table.json").write_text("mine")
     with pytest.raises(ValueError, match="of another table: mine, not"):
         make_layer(FileStorage(tmp_path)).build(None)
+
+
+@pytest.mark.parametrize("name", ["..", "."])
+def test_a_tables_name_leads_to_no_other_folder(tmp_path, name):
+    """Two layers' tables would have one file, and one of them be lost."""
+    storage = FileStorage(tmp_path / "tables")
+    layer, other = make_layer(storage, name), make_layer(storage, "t")
+    layer.build(None), other.build(None)
+    assert [p.name for p in tmp_path.iterdir()] == ["tables"]
+    assert {p.name for p in (tmp_path / "tables").iterdir()} == {
+        *("t", f"%2E{name[1:]}")
+    }
+    gc.collect()
+    with pytest.raises(ValueError, match=r"has 300 bytes, and a file's name"):
+        make_layer(storage, "a" * 300).build(None)
+
+
+def table_files(folder, name="t"):
+    table = TableConfig(name, ROWS, DIM, storage=FileStorage(folder))
+    [spec] = parse(FeatureConfig("f", table)).tables
+    return TableFiles(spec, None)
+
+
+@pytest.mark.parametrize("name", ["lock", "table.json", "table.json.new"])
+def test_a_slot_takes_no_name_of_the_folders_own_files(tmp_path, name):
+    files = table_files(tmp_path)
+    about = (folder_of(tmp_path) / "table.json").read_bytes()
+    files.make(name, [ROWS, DIM], tf.float32, 0.5, "t/slot")
+    assert (folder_of(tmp_path) / "table.json").read_bytes() == about
+    assert (folder_of(tmp_path) / "lock").read_bytes() == b""
+    [own] = folder_of(tmp_path).glob("%*")
+    assert own.name == f"%{ord(name[0]):02X}{name[1:]}"
+    assert set(np.fromfile(own, np.float32)) == {0.5}
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A folder of the user's, which nothing may change."""
+    folder = tmp_path / "victim"
+    folder.mkdir()
+    (folder / "file").write_text("precious")
+    yield folder
+    assert files_in(folder) == {"file": b"precious"}
+
+
+@pytest.mark.parametrize("name", ["table.json.new", "parameters", "lock"])
+@pytest.mark.parametrize("to", ["file", "none"])
+def test_a_link_at_a_files_name_is_not_followed(tmp_path, victim, name, to):
+    storage = FileStorage(tmp_path / "tables")
+    folder = folder_of(tmp_path / "tables")
+    if name == "parameters":  # Of a table that is there.
+        make_layer(storage).build(None)
+        gc.collect()
+        (folder / name).unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).symlink_to(victim / to)
+    layer, other = make_layer(storage), make_layer(None)
+    if name == "lock":
+        with pytest.raises(OSError, match=r"'t': .*lock' is a symbolic link"):
+            layer.build(None)
+        return
+    train(layer), train(other)
+    assert_equal(layer, other)
+    assert not any(path.is_symlink() for path in folder.iterdir())
+
+
+def test_a_link_that_comes_while_files_are_made_is_not_followed(
+    tmp_path, victim, monkeypatch
+):
+    files, remove = table_files(tmp_path / "tables"), os.remove
+
+    def plant(path):
+        with contextlib.suppress(FileNotFoundError):
+            remove(path)
+        os.symlink(victim / "file", path)
+
+    monkeypatch.setattr(os, "remove", plant)
+    with pytest.raises(FileExistsError, match="parameters"):
+        files.make("parameters", [ROWS, DIM], tf.float32, 0.0, "t/parameters")
+
+
+def test_a_description_that_is_a_link_is_not_read(tmp_path, victim):
+    folder = folder_of(tmp_path / "tables")
+    folder.mkdir(parents=True)
+    (folder / "table.json").symlink_to(victim / "file")
+    with pytest.raises(OSError, match=r"'t': .*json' is a symbolic") as error:
+        make_layer(FileStorage(tmp_path / "tables")).build(None)
+    assert "precious" not in str(error.value)
+
+
+def test_folders_below_the_users_are_no_links(tmp_path, victim):
+    table = folder_of(tmp_path / "tables").parent
+    for link in (table, table / "worker-0-device-0"):
+        link.parent.mkdir(exist_ok=True, parents=True)
+        link.symlink_to(victim)
+        with pytest.raises(OSError, match=rf"'t': .*'{link}' is a symbolic"):
+            make_layer(FileStorage(tmp_path / "tables")).build(None)
+        link.unlink()
+    # The user's own folder may be one.
+    (tmp_path / "link").symlink_to(tmp_path / "tables")
+    make_layer(FileStorage(tmp_path / "link")).build(None)
+    assert (folder_of(tmp_path / "tables") / "parameters").exists()
+
+
+def test_folders_below_the_users_are_of_no_other_user(tmp_path, monkeypatch):
+    folder_of(tmp_path).mkdir(parents=True)
+    lstat = os.lstat
+
+    def of_another(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], 54321, *found[5:]])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", of_another)
+        with pytest.raises(PermissionError, match=r"'t': .* another user, 543"):
+            make_layer(FileStorage(tmp_path)).build(None)
+    assert files_in(tmp_path) == {}
+    make_layer(FileStorage(tmp_path)).build(None)
 
 
 def test_without_kernels_it_is_an_error(tmp_path):

@@ -533,6 +533,17 @@ def test_a_damaged_checkpoint(made, tmp_path, capsys):
     assert "is missing or cut off" in capsys.readouterr().err
 
 
+def test_a_folder_lists_no_checkpoint_of_another_folder(made, tmp_path, capsys):
+    there = made / "run" / "ckpt-1"
+    state = f'model_checkpoint_path: "{there}"\n'
+    (tmp_path / "checkpoint").write_text(state)
+    output = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--output", str(output)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"names the checkpoint '{there}', which is in another" in line
+    assert not output.exists()
+
+
 @pytest.mark.parametrize("place", [".", "none/page.html"])
 def test_an_output_that_is_no_file(made, tmp_path, capsys, place):
     output = str(tmp_path / place)

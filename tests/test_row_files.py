@@ -1,5 +1,6 @@
 """Rows of tables as Parquet files."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -125,6 +126,45 @@ def test_layers_of_one_name_have_folders_of_their_own(tmp_path):
         *("places/large", "places/small"),
         *("places_1/large", "places_1/small"),
     ]
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path):
+    configs = [tfrs_embed.TableConfig(name, ROWS, 4) for name in (".", "..")]
+    layer = layers.PartialTPUEmbedding(
+        {
+            each.name: tfrs_embed.FeatureConfig(each.name, each)
+            for each in configs
+        },
+        "adagrad",
+        name="places",
+    )
+    layer.build(None)
+    since = export_rows(layer, tmp_path / "a" / "rows")
+    assert [*since] == ["places/%2E", "places/%2E."]
+    assert [*tmp_path.rglob("*.parquet")] and {
+        *tmp_path.rglob("*.parquet")
+    } == {
+        tmp_path / "a" / "rows" / name / "part-00000.parquet" for name in since
+    }
+    for name in ("%2E", "%2E."):
+        rows, _ = read(tmp_path / "a" / "rows", "places", name)
+        assert len(rows) == ROWS
+
+
+def test_a_folder_that_was_left_is_removed_without_following_links(tmp_path):
+    victim, left = tmp_path / "victim", tmp_path / "rows.incomplete"
+    for path in (victim, left):
+        path.mkdir()
+    (victim / "file").write_text("mine")
+    (left / "link").symlink_to(victim)
+    layer = make()
+    layer.build(None)
+    export_rows(layer, tmp_path / "rows")
+    left.symlink_to(victim)
+    shutil.rmtree(tmp_path / "rows")
+    export_rows(layer, tmp_path / "rows")
+    assert not left.is_symlink()
+    assert (victim / "file").read_text() == "mine"
 
 
 def test_it_needs_pyarrow(tmp_path, monkeypatch):

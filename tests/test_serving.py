@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
 from fronts import keras, layers, only_keras_2, signature_of
-from helpers import differentiate, train
+from helpers import differentiate, files_in, train
 from plans import on
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
@@ -740,6 +740,27 @@ def test_what_a_killed_export_left_is_replaced(tmp_path):
         )
         assert os.listdir(tmp_path) == ["model"]
         tf.saved_model.load(str(tmp_path / "model"))
+
+
+def test_an_export_that_is_replaced_is_removed_without_following_links(
+    tmp_path,
+):
+    """As TensorFlow's `rmtree` does: a SavedModel may come from others."""
+    model, path = make_ranker(), tmp_path / "model"
+    model(INPUTS)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    signature = signature_of(INPUTS)
+    export(model, path, signature)
+    (path / "assets").mkdir(exist_ok=True)
+    (path / "assets" / "link").symlink_to(victim)
+    (tmp_path / "model.incomplete").symlink_to(victim)
+    (tmp_path / "model.replaced").symlink_to(victim)
+    export(model, path, signature, overwrite=True)
+    assert files_in(victim) == {"file": b"mine"}
+    assert {p.name for p in tmp_path.iterdir()} == {"model", "victim"}
+    assert not (path / "assets" / "link").exists()
 
 
 def test_an_export_takes_the_place_of_another_when_it_is_complete(tmp_path):

@@ -1,5 +1,6 @@
 """Deltas of exported models: base and deltas equal an export of that moment."""
 
+import os
 import pathlib
 import shutil
 import threading
@@ -12,10 +13,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tfrs_embed
 from delta_models import ROWS, SPECS, Model, Trainer, answers, apply, load
 from fronts import layers
-from helpers import change_byte
+from helpers import change_byte, save_tensors
 from plans import on
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export, export_delta
+from tfrs_embed.serving.chain import IDS, LINK
 
 pytestmark = [
     pytest.mark.xdist_group("serving_deltas"),
@@ -280,7 +282,7 @@ def test_a_killed_write_leaves_no_delta(chain, tmp_path, monkeypatch):
         def killed(*args, calls=calls, killed_at=killed_at, **kwargs):
             if len(calls) == killed_at:
                 # No cleaning up, as by a process that is gone.
-                monkeypatch.setattr(tf.io.gfile, "rmtree", lambda _: None)
+                monkeypatch.setattr(shutil, "rmtree", lambda _: None)
                 raise KeyboardInterrupt
             calls.append(args)
             rename(*args, **kwargs)
@@ -312,6 +314,16 @@ def test_what_deltas_cannot_build_on_is_refused(chain, tmp_path):
     for since in (plain, tmp_path / "none"):
         with pytest.raises(ValueError, match="neither a model that was"):
             export_delta(model, tmp_path / "delta", since=since)
+    for value in (3, [3, 4], 3.5, float("inf"), "text", [b"a", b"b"]):
+        tensors = dict.fromkeys(LINK, value)
+        broken = save_tensors(tmp_path / "broken", tensors)
+        os.makedirs(tmp_path / "model" / "variables", exist_ok=True)
+        save_tensors(tmp_path / "model/variables/variables", {IDS: value})
+        for since in (broken, tmp_path / "model"):
+            with pytest.raises(
+                ValueError, match=r"neither a model that was|of another model"
+            ):
+                export_delta(model, tmp_path / "delta", since=since)
     other = Model()
     other({name: tf.zeros([1], tf.int64) for name in SPECS})
     with pytest.raises(ValueError, match="of another model than 'model"):

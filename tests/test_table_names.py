@@ -11,6 +11,7 @@ import tfrs_embed
 from fronts import export, keras, layers, of_keras_2
 from helpers import assert_same, state
 from plans import nightly, on
+from tfrs_embed.checkpoint.file_names import in_folder, is_plain
 from tfrs_embed.checkpoint.names import escape, in_graphs
 
 pytestmark = on("keras:3", tier="nightly")
@@ -147,3 +148,23 @@ def test_escaped_names_differ():
     names += ["a b", "a>20b", "a>b", "é", "€", " AC", ">E9"]
     assert len({in_graphs(name) for name in names}) == len(names)
     assert all(re.fullmatch("[ -~]+", in_graphs(name)) for name in names)
+
+
+def test_names_of_files_are_names_in_one_folder():
+    ordinary = ["two words", "電影", "a.b", "...", ".hidden", "50%", "Lock"]
+    assert [in_folder(name) for name in ordinary] == ordinary
+    assert in_folder("a/b") == "a%2Fb"
+    others = [".", "..", "%2E", "%2E.", "/", "\\", "\0", "a/../b", "lock"]
+    found = [in_folder(name, ["lock"]) for name in [*ordinary, *others]]
+    assert len({*found}) == len(found)
+    assert all(map(is_plain, found)) and "lock" not in found
+    for refused in ("", "a" * 256, "é" * 128, "/" * 86):
+        with pytest.raises(ValueError, match=r"bytes, and a file's name has 1"):
+            in_folder(refused)
+    assert in_folder("é" * 127) == "é" * 127
+
+
+def test_names_that_lead_elsewhere_are_not_plain():
+    for name in ("", ".", "..", "a/b", "/a", "../a", "a\\b", "a\0", "gs://a"):
+        assert not is_plain(name), name
+    assert is_plain("ckpt-3-base") and is_plain("..a") and is_plain("a b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from tfrs_embed.checkpoint import bundle, chain
 from tfrs_embed.checkpoint.rows import Changing, Saved
+from tfrs_embed.compat import strict_json
 
 
 class BackgroundFile:
@@ -65,7 +65,7 @@ class BackgroundFile:
     def _run(self) -> None:
         try:
             writer = bundle.BundleWriter(f"{self.path}_temp/part")
-            writer.add(chain.HEADER, json.dumps(self.header._asdict()))
+            writer.add(chain.HEADER, strict_json.dumps(self.header))
             for key, later in self._later.items():
                 for add in later(key, writer):
                     if self._stop.is_set():

@@ -8,6 +8,7 @@ for.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -260,3 +261,16 @@ def merge(parts: Sequence[str], prefix: str) -> None:
         destination_prefix=prefix,
         delete_old_dirs=True,
     )
+
+
+def move(prefix: str, path: str) -> None:
+    """Moves a checkpoint to `path`; its index, which completes it, comes last.
+
+    A file or link that is there is replaced.
+    """
+    folder, name = os.path.split(prefix)
+    for file in sorted(tf.io.gfile.listdir(folder)):
+        # ".data-..." before ".index".
+        if file.startswith(f"{name}."):
+            to = path + file.removeprefix(name)
+            tf.io.gfile.rename(f"{folder}/{file}", to, overwrite=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import json
+import dataclasses
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.file_names import is_plain
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
 from tfrs_embed.checkpoint.rows import (
     KEYS,
@@ -29,17 +30,23 @@ from tfrs_embed.checkpoint.rows import (
     Changing,
     Saved,
 )
-from tfrs_embed.checkpoint.stored import REMEDY
+from tfrs_embed.checkpoint.stored import REMEDY, damaged
+from tfrs_embed.compat import strict_json
 from tfrs_embed.ops.update import PARAMETERS
 
 # So many rows in a row are skipped, and not read.
 _GAP = 64
 #: The tensor, JSON, that says which file of a chain a checkpoint is.
 HEADER = "tfrs_embed_delta"
+# More than a header has whose file's name is as long as names can be.
+_HEADER_BYTES = 4096
 
 
-class Header(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Header:
     """A file's place in its chain.
+
+    Raises a ValueError if `previous` is no name of a file in the same folder.
 
     Attributes:
         id: the file's identity, random.
@@ -53,6 +60,17 @@ class Header(NamedTuple):
     number: int = 0
     previous: str = ""
     previous_id: str = ""
+
+    def __post_init__(self) -> None:
+        continues = (
+            is_plain(self.previous) if self.number else not self.previous
+        )
+        if self.number < 0 or not continues:
+            raise ValueError(
+                f"number {self.number} can't continue {self.previous!r}: from "
+                "1 on it continues a file by its name in the same folder, and "
+                "0 continues none."
+            )
 
 
 class Writing(NamedTuple):
@@ -104,10 +122,26 @@ def being_written() -> Writing | None:
 
 
 def header_of(reader: BundleReader) -> Header | None:
-    """Returns a checkpoint's place in a chain; None: it is in none."""
+    """Returns a checkpoint's place in a chain; None: it is in none.
+
+    Raises:
+        tf.errors.OpError: the header is damaged.
+    """
     if HEADER not in reader.shapes:
         return None
-    return Header(**json.loads(reader.read(HEADER).numpy()))
+    size = sum(piece.size for piece in reader.pieces[HEADER])
+    try:
+        if reader.dtypes[HEADER] != tf.string or reader.shapes[HEADER]:
+            raise ValueError("its header is no string")
+        if size > _HEADER_BYTES:
+            raise ValueError(f"its header has more than {_HEADER_BYTES} bytes")
+        text = reader.read(HEADER).numpy()
+        return strict_json.loads(text, Header, "header")
+    except ValueError as error:
+        why = str(error).rstrip(".")
+        raise damaged(
+            f"'{reader.prefix}' does not say what it continues: {why}"
+        ) from None
 
 
 def read(prefix: str) -> BundleReader:
@@ -196,7 +230,7 @@ def files_of(prefix: str) -> list[BundleReader]:
         tf.errors.OpError: a file is missing, damaged, or of another chain.
     """
     files: list[BundleReader] = []
-    wanted = None
+    last: Header | None = None
     while True:
         try:
             reader = BundleReader(prefix)
@@ -210,17 +244,20 @@ def files_of(prefix: str) -> list[BundleReader]:
                 f"'{prefix}', which is missing. {REMEDY}",
             ) from None
         header = header_of(reader)
-        if wanted is not None and (header is None or header.id != wanted):
-            raise tf.errors.DataLossError(
-                None,
-                None,
+        if last and (header is None or header.id != last.previous_id):
+            raise damaged(
                 f"'{files[-1].prefix}' is a delta that continues another file "
-                f"than '{prefix}', which has been replaced. {REMEDY}",
+                f"than '{prefix}', which has been replaced"
+            )
+        if last and header and header.number != last.number - 1:
+            raise damaged(
+                f"'{files[-1].prefix}' is number {last.number} of its chain, "
+                f"but continues '{prefix}', which is number {header.number}"
             )
         files.append(reader)
         if header is None or header.number == 0:
             return files[::-1]
-        wanted = header.previous_id
+        last = header
         prefix = os.path.join(os.path.dirname(prefix), header.previous)
 
 
@@ -229,13 +266,24 @@ class _Merger:
 
     `path` is the table's in the keys of checkpoints. The first of `files` has
     the whole table.
+
+    Raises:
+        tf.errors.DataLossError: a file lacks a part of the table, or has
+            another number of its rows.
     """
 
     def __init__(self, path: str, files: list[BundleReader]) -> None:
         self._path = path
+        # By file, the number of the table's rows in it.
+        self._rows: list[int] = []
         # From the last file that has the whole table on.
         key = f"{path}/{PARAMETERS}{SUFFIX}"
         whole = [i for i, file in enumerate(files) if key in file.shapes]
+        if not whole:
+            raise damaged(
+                f"'{files[-1].prefix}' has changed rows of '{path}', and no "
+                "file of its chain has all rows"
+            )
         self._files = files[whole[-1] :]
 
     def _key(self, file: int, part: str) -> str:
@@ -246,9 +294,12 @@ class _Merger:
     def _integers(self, file: int, part: str) -> np.ndarray:
         """Reads a vector of a file."""
         reader, key = self._files[file], self._key(file, part)
-        if reader.shapes[key][0] == 0:
+        shape = reader.shapes.get(key, [])
+        if len(shape) != 1 or not reader.dtypes[key].is_integer:
+            raise damaged(f"'{reader.prefix}' has no vector of '{key}'")
+        if shape == [0]:
             return np.zeros([0], np.int64)
-        return reader.read_array(key, 0, reader.shapes[key][0])
+        return reader.read_array(key, 0, shape[0])
 
     def parts(self) -> dict[str, tuple[list[int], tf.DType]]:
         """Returns the shapes and dtypes of the table's merged parts."""
@@ -258,13 +309,24 @@ class _Merger:
         for name in self._files[last].shapes:
             part = name[len(start) : -len(SUFFIX)]
             if name.startswith(start) and part not in (ROWS, REMOVED):
-                key = self._key(0, part)
-                shape = self._files[0].shapes[key]
-                found[part] = (
-                    [self._size(), *shape[1:]],
-                    self._files[0].dtypes[key],
-                )
+                found[part] = self._part(part)
         return found
+
+    def _part(self, part: str) -> tuple[list[int], tf.DType]:
+        """Returns a merged part's shape and dtype; checks it in all files."""
+        keys = [self._key(file, part) for file in range(len(self._files))]
+        row = self._files[0].shapes.get(keys[0], [])[1:]
+        for reader, key, rows in zip(
+            self._files, keys, self._rows, strict=True
+        ):
+            dtype = reader.dtypes.get(key, tf.string)
+            is_number = dtype.is_floating or dtype.is_integer
+            if not is_number or reader.shapes[key] != [rows, *row]:
+                raise damaged(
+                    f"'{reader.prefix}' has no '{key}' of {rows} rows of the "
+                    f"shape {row}"
+                )
+        return [self._size(), *row], self._files[0].dtypes[keys[0]]
 
     def _size(self) -> int:
         raise NotImplementedError
@@ -282,15 +344,17 @@ class _MergedRows(_Merger):
         # By delta, vectors of ascending rows, one for each worker that wrote,
         # each with its place.
         self._runs: list[list[tuple[int, np.ndarray]]] = []
+        self._rows = self._files[0].shapes[self._key(0, PARAMETERS)][:1] or [0]
         for file in range(1, len(self._files)):
             rows = self._integers(file, ROWS)
             ends = np.flatnonzero(np.diff(rows) <= 0) + 1
             starts = [0, *ends.tolist()]
             runs = np.split(rows, ends)
             self._runs.append(list(zip(starts, runs, strict=True)))
+            self._rows.append(len(rows))
 
     def _size(self) -> int:
-        return self._files[0].shapes[self._key(0, PARAMETERS)][0]
+        return self._rows[0]
 
     def read(self, part: str, start: int, size: int) -> np.ndarray:
         first = self._files[0]
@@ -315,6 +379,7 @@ class _MergedKeys(_Merger):
         later = np.zeros([0], np.int64)
         for file in reversed(range(len(self._files))):
             keys = self._integers(file, KEYS)
+            self._rows.insert(0, len(keys))
             self._places.insert(0, np.flatnonzero(~np.isin(keys, later)))
             if file:
                 removed = self._integers(file, REMOVED)

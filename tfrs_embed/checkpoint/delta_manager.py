@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -14,11 +15,12 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from tfrs_embed.checkpoint import chain
+from tfrs_embed.checkpoint import chain, file_names
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import Changing, end_moments
 from tfrs_embed.compat.arguments import flag, integer
+from tfrs_embed.compat.files import open_own, remove_folder
 from tfrs_embed.compat.private_tensorflow import checkpoint_management
 from tfrs_embed.distribution.failures import raised_on_all_workers
 
@@ -125,13 +127,22 @@ class DeltaManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the files, the oldest first."""
+        """The paths of the files, the oldest first.
+
+        Raises:
+            tf.errors.OpError: see `latest_checkpoint`; or a file is damaged.
+        """
         return [path for path, _ in self._known()]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the last complete file; None: there is none."""
-        return tf.train.latest_checkpoint(self._directory)
+        """The path of the last complete file; None: there is none.
+
+        Raises:
+            tf.errors.OpError: the folder's list of files is damaged, or names
+                files of other folders.
+        """
+        return file_names.latest(self._directory)
 
     def save(self) -> str:
         """Saves a full checkpoint or a delta.
@@ -143,8 +154,10 @@ class DeltaManager:
             RuntimeError: another trainer saves to the folder, or the save
                 failed on another worker, or it is called in a function that is
                 being traced.
-            tf.errors.OpError: a file can't be written. The last save stays, and
-                the next one holds what this one lacks.
+            tf.errors.OpError: a file can't be written, or one of the chain is
+                damaged. The last save stays, and the next one holds what this
+                one lacks.
+            OSError: the folder or its lock's file can't be made.
         """
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -199,6 +212,7 @@ class DeltaManager:
                 nothing is restored.
             ValueError: a table doesn't fit; see `tf.train.Checkpoint.restore`.
             RuntimeError: another trainer saves to the folder.
+            OSError: the folder or its lock's file can't be made.
         """
         if self._strategy().extended.should_checkpoint:
             self._take_lock()
@@ -278,7 +292,8 @@ class DeltaManager:
             changed[table] = table.changed(since)
         if not changed:
             return chain.Writing(header, {}, {})
-        header = header._replace(
+        header = dataclasses.replace(
+            header,
             number=before.number + 1,
             previous=os.path.basename(path),
             previous_id=before.id,
@@ -329,7 +344,7 @@ class DeltaManager:
     def _known(self) -> list[tuple[str, chain.Header]]:
         """The complete files, the oldest first, with their headers."""
         if self._files is None:
-            state = tf.train.get_checkpoint_state(self._directory)
+            state = file_names.state_of(self._directory)
             paths = [] if state is None else state.all_model_checkpoint_paths
             found = []
             for path in paths:
@@ -350,7 +365,7 @@ class DeltaManager:
             if name[: name.index(_BASE)] + _BASE in used:
                 continue
             if tf.io.gfile.isdir(file):
-                tf.io.gfile.rmtree(file)
+                remove_folder(file)
             else:
                 tf.io.gfile.remove(file)
 
@@ -380,7 +395,7 @@ class DeltaManager:
             return
         os.makedirs(self._directory, exist_ok=True)
         path = os.path.join(self._directory, _LOCK)
-        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        file = open_own(path, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -392,8 +407,8 @@ class DeltaManager:
                 "tf.train.Checkpoint.restore."
             ) from None
         self._lock = file
-        self._remove_left()
         weakref.finalize(self, os.close, file)
+        self._remove_left()
 
 
 def _verify(reader: BundleReader) -> None:
@@ -408,9 +423,10 @@ def _verify(reader: BundleReader) -> None:
 
 def _remove(path: str) -> None:
     """Removes a checkpoint's files: its index first, then its data."""
-    files = sorted(tf.io.gfile.glob(f"{_escaped(path)}.*"), reverse=True)
-    for file in files:
-        tf.io.gfile.remove(file)
+    # With what a killed save has left of each.
+    for end in ("index", "data-?????-of-?????"):
+        for file in tf.io.gfile.glob(f"{_escaped(path)}.{end}*"):
+            tf.io.gfile.remove(file)
 
 
 def _escaped(path: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
+from tfrs_embed.compat.files import remove_folder
 from tfrs_embed.distribution import key_value_store, waits
 from tfrs_embed.distribution.replicas import Replicas
 
@@ -42,8 +43,7 @@ class Session:
         self._own = BundleWriter(f"{self._folder}/part", progress)
         # A save that was killed may have left parts.
         try:
-            if tf.io.gfile.exists(self._folder):
-                tf.io.gfile.rmtree(self._folder)
+            remove_folder(self._folder)
             _remove_parts(checkpoint + _TEMP)
         except tf.errors.OpError as error:
             self._own.fail(error)

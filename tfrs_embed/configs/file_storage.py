@@ -26,6 +26,13 @@ class FileStorage:
     values, and overwrites files that an earlier one left: restore a checkpoint
     to go on.
 
+    In a table's name "/", a backslash and NUL become their codes, as in URLs,
+    and so do the names "." and "..". On disks that ignore case, tables whose
+    names differ in case alone need folders of their own. Symbolic links in
+    `folder`, and folders of users other than this one, root and the owner of
+    `folder`, are an error: their owners could make this process write to other
+    files.
+
     Example:
         >>> table = tfrs_embed.TableConfig(
         ...     "movie", 20_000, 64, storage=tfrs_embed.FileStorage("tables")

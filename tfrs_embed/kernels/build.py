@@ -10,7 +10,6 @@ sets, of which the machine that runs them picks one.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import platform
 import shutil
@@ -145,14 +144,12 @@ def _install(result: Path, output: Path | None) -> Path:
     place = files.FOLDER / result.name
     if output is not None:
         place = output / result.name if output.is_dir() else output
-    copy = place.with_name(f"{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(result, copy)
-        copy.replace(place)
+        # On the same file system, at a name that nobody can know before.
+        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+            Path(shutil.copy(result, scratch)).replace(place)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            copy.unlink()
         raise BuildError(f"Can't write {place}: {error}") from error
     for old in files.older_than(place) if output is None else []:
         old.unlink(missing_ok=True)

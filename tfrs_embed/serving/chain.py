@@ -79,7 +79,11 @@ def read_link(path: str | os.PathLike[str]) -> Link:
             return Link(model, 0, model, model)
         stored = tf.train.load_checkpoint(path)
         return Link(*(int(stored.get_tensor(name)) for name in LINK))
-    except (tf.errors.NotFoundError, ValueError) as error:
+    except (
+        # Tensors of other shapes and dtypes, too.
+        *(AttributeError, OverflowError, TypeError, ValueError),
+        tf.errors.NotFoundError,
+    ) as error:
         raise ValueError(
             f"'{path}' is neither a model that was exported with "
             "updatable=True nor a delta of one."

@@ -187,7 +187,7 @@ def export_delta(
                     blocks.add(*each)
             if writes:
                 bundle.merge(writer.finish(), f"{folder}/delta")
-                _move(f"{folder}/delta", path)
+                bundle.move(f"{folder}/delta", path)
     exported.moments[link.id] = moments
     return link.number
 
@@ -231,11 +231,3 @@ def _parts(
     for start, block in blocks:
         for name, values in block.items():
             yield name, [len(rows), *values.shape[1:]], start, values
-
-
-def _move(prefix: str, path: str) -> None:
-    """Moves a checkpoint; its index comes last."""
-    files = tf.io.gfile.glob(f"{prefix}.*")
-    for file in sorted(files, key=lambda file: file.endswith(".index")):
-        end = file[len(prefix) :]
-        tf.io.gfile.rename(file, path + end, overwrite=True)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
+from tfrs_embed.compat.files import remove_folder
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.serving.applying import APPLY_DELTA, Applied
@@ -21,7 +22,7 @@ from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
-from tfrs_embed.serving.workers import incomplete, remove, strategy_of
+from tfrs_embed.serving.workers import incomplete, strategy_of
 
 
 def export(
@@ -201,7 +202,7 @@ def _move(folder: str, path: str) -> None:
         tf.io.gfile.rename(folder, path)
         return
     replaced = f"{path}.replaced"
-    remove(replaced)  # Left by an export that was killed here.
+    remove_folder(replaced)  # Left by an export that was killed here.
     tf.io.gfile.rename(path, replaced)
     tf.io.gfile.rename(folder, path)
-    remove(replaced)
+    remove_folder(replaced)

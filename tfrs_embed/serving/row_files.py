@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.checkpoint.file_names import in_folder
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     Changed,
@@ -164,7 +164,7 @@ def _tables_of(model: Any) -> dict[str, _Table]:
                     "call the layer once, or build it."
                 )
             step = None if layer.step is None else int(layer.step.numpy())
-            path = f"{escape(name, '/')}/{escape(table, '/')}"
+            path = f"{in_folder(name)}/{in_folder(table)}"
             found[path] = _Table(state, step)
     if not found:
         raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases
+from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage.gathering import Gathering
 
@@ -45,18 +46,5 @@ def incomplete(path: str, is_chief: bool) -> Iterator[str]:
     The other workers see it after they have waited for the chief.
     """
     folder = f"{path}.incomplete"
-    if not is_chief:
+    with temporary_folder(folder) if is_chief else contextlib.nullcontext():
         yield folder
-        return
-    remove(folder)  # Left by a process that was killed.
-    try:
-        tf.io.gfile.makedirs(folder)
-        yield folder
-    finally:
-        remove(folder)
-
-
-def remove(folder: str) -> None:
-    """Removes a folder, if it exists."""
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
@@ -16,14 +15,16 @@ from absl import logging
 
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.names import escape
-from tfrs_embed.compat import progress
+from tfrs_embed.checkpoint.file_names import in_folder
+from tfrs_embed.compat import files, progress
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
 from tfrs_embed.configs.tables import TableSpec
 
-# What the files are, beside them.
+# What the files are, beside them; and other names that no slot's file has.
 _ABOUT = "table.json"
+_NEW = f"{_ABOUT}.new"
+_LOCK = "lock"
 
 
 class FileVariable(UnmirroredVariable):
@@ -66,10 +67,12 @@ class TableFiles:
     """A table's files on a device, of which this process is the only user.
 
     Raises:
-        ValueError: the files are those of another table.
+        ValueError: the files are those of another table, or the table's name is
+            too long for a folder's.
         RuntimeError: another layer or process uses them, or there are no
             kernels.
-        OSError: they can't be written.
+        OSError: they can't be written; or a folder or file in the user's folder
+            is a symbolic link, or a folder there is of another user.
     """
 
     def __init__(self, spec: TableSpec, device: str | None) -> None:
@@ -81,12 +84,12 @@ class TableFiles:
                 f"{self._where} has a FileStorage, which needs a CPU and the "
                 f"compiled kernels. {'' if status.loaded else status.reason}"
             )
-        self.folder = _folder(spec, device)
+        self.folder = os.path.join(*_folders(spec, device))
         assert spec.storage is not None
         self._max_bytes = spec.storage.max_bytes
         self._bytes = 0
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            files.make_folders(*_folders(spec, device))
             self._lock()
             self._describe(
                 {"table": spec.name, "dim": spec.dim, "dtype": spec.dtype}
@@ -100,25 +103,26 @@ class TableFiles:
 
     def _lock(self) -> None:
         # The lock ends with the process, or when this object is gone.
-        lock = open(os.path.join(self.folder, "lock"), "a")  # noqa: SIM115
+        path = os.path.join(self.folder, _LOCK)
+        lock = files.open_own(path, os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.close()
+            os.close(lock)
             raise RuntimeError(
                 f"{self._where}: '{self.folder}' is in use by another layer or "
                 "process. Give each its own folder."
             ) from None
-        weakref.finalize(self, lock.close)
+        weakref.finalize(self, os.close, lock)
 
     def _describe(self, about: dict[str, Any]) -> None:
         path = os.path.join(self.folder, _ABOUT)
         if os.path.exists(path):
-            with open(path) as file:
+            with open(files.open_own(path, os.O_RDONLY)) as file:
                 text = file.read()
             try:
                 found = json.loads(text)
-            except ValueError:
+            except (RecursionError, ValueError):
                 found = text[:80]  # Of another program.
             if found != about:
                 raise ValueError(
@@ -134,17 +138,17 @@ class TableFiles:
                 self.folder,
             )
             return
-        new = f"{_ABOUT}.new"
-        others = set(os.listdir(self.folder)) - {"lock", new}
+        others = set(os.listdir(self.folder)) - {_LOCK, _NEW}
         if others:
             raise ValueError(
                 f"{self._where}: '{self.folder}' has other files: "
                 f"{sorted(others)[:3]}. Give the table another folder."
             )
         # The process may be killed here, too.
-        with open(os.path.join(self.folder, new), "w") as file:
+        new = os.path.join(self.folder, _NEW)
+        with open(files.open_new(new), "w") as file:
             json.dump(about, file)
-        os.replace(file.name, path)
+        os.replace(new, path)
 
     def make(
         self,
@@ -159,7 +163,7 @@ class TableFiles:
         Raises:
             OSError: the disk lacks room, or the file can't be mapped.
         """
-        path = os.path.join(self.folder, escape(name, "/\0"))
+        path = os.path.join(self.folder, in_folder(name, (_ABOUT, _NEW, _LOCK)))
         size = math.prod(shape) * dtype.size
         self._bytes += size
         if self._max_bytes is not None and self._bytes > self._max_bytes:
@@ -169,9 +173,7 @@ class TableFiles:
                 f"max_bytes={self._max_bytes}."
             )
         # Not cut off: a variable that outlives its layer may have it mapped.
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
-        with open(path, "wb") as file:
+        with open(files.open_new(path), "wb") as file:
             # All of the room: later a full disk would kill the process.
             try:
                 if size:
@@ -235,7 +237,7 @@ def in_memory(table: TableSpec) -> tuple[int, int]:
     Those of all of this process's devices. Dirty ones are to be written yet.
     """
     assert table.storage is not None
-    folder = f" {os.path.dirname(_folder(table, None))}/"
+    folder = f" {os.path.join(*_folders(table, None)[:2])}/"
     found = {"Rss": 0, "Shared_Dirty": 0, "Private_Dirty": 0}
     with open("/proc/self/smaps") as file:
         mine = False
@@ -248,12 +250,12 @@ def in_memory(table: TableSpec) -> tuple[int, int]:
     return found["Rss"], found["Shared_Dirty"] + found["Private_Dirty"]
 
 
-def _folder(table: TableSpec, device: str | None) -> str:
-    """The folder of a table's files on a device."""
+def _folders(table: TableSpec, device: str | None) -> tuple[str, str, str]:
+    """The user's folder, the table's in it, and the device's in that."""
     assert table.storage is not None
-    return os.path.join(
+    return (
         os.path.realpath(table.storage.folder),
-        escape(table.name, "/\0"),
+        in_folder(table.name),
         _device_name(device),
     )
 

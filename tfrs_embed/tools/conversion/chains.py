@@ -5,23 +5,18 @@ See `tfrs_embed.checkpoint.DeltaManager`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import uuid
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import chain
-from tfrs_embed.checkpoint.bundle import (
-    BundleReader,
-    BundleWriter,
-    blocks,
-    merge,
-)
+from tfrs_embed.checkpoint import bundle, chain, file_names
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
 from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
+from tfrs_embed.compat import strict_json
+from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion.objects import GRAPH
 
@@ -65,7 +60,7 @@ def find(path: str) -> list[list[ChainFile]]:
     prefix = path.removesuffix(".index")
     listed, least = [prefix], 2
     if not tf.io.gfile.exists(f"{prefix}.index"):
-        state = tf.train.get_checkpoint_state(path)
+        state = file_names.state_of(path)
         listed = [] if state is None else [*state.all_model_checkpoint_paths]
         least = 1
     found: list[list[ChainFile]] = []
@@ -76,8 +71,8 @@ def find(path: str) -> list[list[ChainFile]]:
             continue
         files = chain.files_of(prefix)
         seen |= {file.prefix for file in files}
-        headers = [chain.header_of(file) for file in files]
-        if headers[0] is not None and len(files) >= least:
+        is_chain = chain.header_of(files[0]) is not None
+        if is_chain and len(files) >= least:
             found.append([*map(_described, files)])
     return found[::-1]
 
@@ -129,24 +124,15 @@ def compact(
         tf.errors.OpError: a file can't be read or written.
     """
     reader.progress = progress
-    folder = f"{path}_temp"
-    _remove(folder)  # Left by a run that was killed.
-    tf.io.gfile.makedirs(folder)
-    try:
+    with temporary_folder(f"{path}_temp") as folder:
         writer = BundleWriter(f"{folder}/part")
         header = chain.Header(uuid.uuid4().hex)
-        writer.add(chain.HEADER, json.dumps(header._asdict()))
+        writer.add(chain.HEADER, strict_json.dumps(header))
         for name, shape in reader.shapes.items():
             if name != chain.HEADER:
                 _copy(reader, name, shape, writer)
-        merge(writer.finish(), f"{folder}/all")
-        for name in sorted(tf.io.gfile.listdir(folder)):
-            # "all.data-..." before "all.index".
-            end = name.removeprefix("all")
-            tf.io.gfile.rename(f"{folder}/{name}", path + end, overwrite=True)
-    finally:
-        with contextlib.suppress(tf.errors.OpError):
-            _remove(folder)
+        bundle.merge(writer.finish(), f"{folder}/all")
+        bundle.move(f"{folder}/all", path)
 
 
 def _copy(
@@ -164,8 +150,3 @@ def _copy(
     for start, size in blocks(shape, reader.dtypes[name]):
         rows = reader.read_rows(name, start, size)
         writer.add_rows(name, shape, start, rows)
-
-
-def _remove(folder: str) -> None:
-    if tf.io.gfile.exists(folder):
-        tf.io.gfile.rmtree(folder)

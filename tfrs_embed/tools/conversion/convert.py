@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
@@ -199,9 +199,9 @@ def write_checkpoint(
         _track(root, [*_parts(layer), "step"], _counter(step))
     # `tf.train.Checkpoint.restore` looks for it.
     _track(root, ["save_counter"], _counter(0))
-    with _temporary_beside(path) as folder:
+    with temporary_folder(_beside(path)) as folder:
         whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
-        bundle.merge([whole], path)
+        bundle.move(whole, path)
     return left
 
 
@@ -214,7 +214,7 @@ def write_sok(
     numbers of bytes that were read.
     """
     left = [f"the step of '{layer}'" for layer in contents.steps]
-    with _temporary_beside(path) as folder:
+    with temporary_folder(_beside(path)) as folder:
         files = os.path.join(folder, "files")
         os.mkdir(files)
         for table in contents.tables:
@@ -231,17 +231,10 @@ def write_sok(
     return left
 
 
-@contextlib.contextmanager
-def _temporary_beside(path: str) -> Iterator[str]:
-    """A folder on the file system of a path, which is removed at the end."""
+def _beside(path: str) -> str:
+    """Returns a path that nobody uses, on the file system of another path."""
     parent, name = os.path.split(path.rstrip("/"))
-    folder = os.path.join(parent, f".{name}-{uuid.uuid4().hex}")
-    tf.io.gfile.makedirs(folder)
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.rmtree(folder)
+    return os.path.join(parent, f".{name}-{uuid.uuid4().hex}")
 
 
 def _parts(layer: str) -> list[str]:

@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import chain
+from tfrs_embed.checkpoint import chain, file_names
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import (
@@ -97,7 +97,8 @@ def _read(path: str, prefix: str) -> Contents:
 def prefix_of(path: str) -> str:
     """Returns the path of a checkpoint, or of a folder's latest one.
 
-    Raises an InputError or a ValueError if there is none.
+    Raises an InputError if there is none, and a tf.errors.DataLossError if the
+    folder's `checkpoint` is damaged or names one in another folder.
     """
     prefix = path.removesuffix(".index")
     if tf.io.gfile.exists(f"{prefix}.index"):
@@ -107,13 +108,7 @@ def prefix_of(path: str) -> str:
             f"There is no checkpoint '{path}': neither '{path}.index' nor a "
             "folder."
         )
-    try:
-        latest = tf.train.latest_checkpoint(path)
-    except (ValueError, tf.errors.OpError) as error:
-        raise ValueError(
-            f"'{os.path.join(path, 'checkpoint')}' does not say which is the "
-            f"latest checkpoint there: {error}"
-        ) from error
+    latest = file_names.latest(path)
     if latest is None:
         raise InputError(
             f"The folder '{path}' doesn't say which checkpoint is its latest, "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import file_names
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import exported
 from tfrs_embed.tools.conversion import paths as paths_lib
@@ -74,13 +74,7 @@ def _json(path: str) -> Part:
 
 def _listed(folder: str) -> list[str]:
     """Returns the checkpoints that a folder's file lists and that exist."""
-    try:
-        state = tf.train.get_checkpoint_state(folder)
-    except (ValueError, tf.errors.OpError) as error:
-        raise ValueError(
-            f"'{os.path.join(folder, 'checkpoint')}' does not say which "
-            f"checkpoints are there: {error}"
-        ) from error
+    state = file_names.state_of(folder)
     if state is None:
         return []
     return [
