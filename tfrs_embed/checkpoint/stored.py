@@ -18,6 +18,9 @@ REMEDY = "Use an earlier checkpoint, or another copy of this one."
 LARGE_BYTES = 64 << 20
 
 _VERIFY_BYTES = 16 << 20
+# Up to this size, or this many times the stored size, data may be inflated.
+_SMALL_BYTES = 64 << 20
+_MOST_TIMES = 100
 
 
 @dataclasses.dataclass(eq=False)
@@ -129,6 +132,15 @@ def read_rows(
         ]
         rows[tuple(place)] = part
     return rows
+
+
+def most_bytes(stored: int) -> int:
+    """The most bytes that so many stored bytes may stand for.
+
+    What is compressed says how large it is. Beyond this size it is refused: a
+    file of some MB must not fill the memory.
+    """
+    return max(_SMALL_BYTES, _MOST_TIMES * stored)
 
 
 def masked_crc32c(crc: int) -> int:
