@@ -489,6 +489,7 @@ def _foreign_log(folder):
             "no checkpoint '.*a.txt': .* A report needs",
         ),
         (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
+        (_write("a.json", "[" * 10**5), "'.*a.json' is not JSON: maximum rec"),
         (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
         (_write("a.json", '{"tables": []}'), "is neither a plan's JSON"),
         (
@@ -497,6 +498,14 @@ def _foreign_log(folder):
         ),
         (_write("a.json", '{"stacks": 1}'), "'.*a.json': limits report lacks"),
         (_damaged_log, "tables.jsonl', line 1, is not JSON: Expecting ':'"),
+        (
+            _write("tables.jsonl", "[" * 10**5),
+            "tables.jsonl', line 1, is not JSON: maximum",
+        ),
+        (
+            _write("tables.jsonl", '{"a": 1%s}' % ("0" * 400)),
+            "tables.jsonl', line 1, is not JSON: 10+[.]+ has more than 64 bits",
+        ),
         (_foreign_log, "a line of tables.jsonl is not a report .* 'table'"),
     ],
 )

@@ -259,11 +259,11 @@ class Plan:
         return strict_json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str | bytes) -> Plan:
         """Reads a plan that `to_json` wrote.
 
         Args:
-            text: the JSON.
+            text: the JSON; bytes are UTF-8.
 
         Returns:
             The plan.

@@ -126,11 +126,11 @@ class LimitsReport:
         return strict_json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> LimitsReport:
+    def from_json(cls, text: str | bytes) -> LimitsReport:
         """Reads the result of `to_json`.
 
         Args:
-            text: the JSON.
+            text: the JSON; bytes are UTF-8.
 
         Returns:
             The report.
