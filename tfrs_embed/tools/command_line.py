@@ -6,9 +6,11 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import tensorflow as tf
+
+from tfrs_embed.compat.text_table import printable
 
 T = TypeVar("T")
 
@@ -89,6 +91,12 @@ def integer(least: int) -> Callable[[str], int]:
     return checked(parse)
 
 
+def show(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines as `printable` text; None: on stdout."""
+    for line in lines:
+        print(printable(line), file=file)
+
+
 def fail(error: object, status: int = FAILED) -> int:
     """Prints an error in one line on stderr, and returns the exit status.
 
@@ -96,5 +104,5 @@ def fail(error: object, status: int = FAILED) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    show(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return status

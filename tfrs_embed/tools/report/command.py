@@ -14,6 +14,7 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     add_command,
     fail,
+    show,
 )
 from tfrs_embed.tools.report.writing import write
 
@@ -64,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         return fail(error, FAILED)
     except MemoryError as error:
         return fail(f"not enough memory: {error}", FAILED)
-    print(f"Written to '{args.output}'.")
+    show(f"Written to '{args.output}'.")
     return FINE
