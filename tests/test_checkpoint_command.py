@@ -1,6 +1,7 @@
 """`python -m tfrs_embed.checkpoint`: what it shows, and how it fails."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
+import tfrs_embed_command
 from helpers import change_byte, differentiate
 from processes import environment
 from tfrs_embed import progress
@@ -523,6 +525,28 @@ def test_terminals_get_no_controls_of_names_in_files(tmp_path, capsys):
             assert status or "Bücher 本" in text
     finally:
         progress.set_mode("auto")
+
+
+@pytest.mark.parametrize(
+    "text", [f'model_checkpoint_path: "{HIDDEN[:-2]}"', f"{HIDDEN[:-2]}: 1"]
+)
+def test_tensorflows_log_has_no_controls_of_files(text, tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").write_text(text)
+    records, logger = [], tf.get_logger()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "handle", records.append)
+    logger.addHandler(handler)
+    try:
+        for arguments in (["checkpoint", "inspect"], ["report"]):
+            assert tfrs_embed_command.main([*arguments, str(tmp_path)]) > 0
+    finally:
+        logger.removeHandler(handler)
+    assert records
+    for record in records:
+        shown = record.getMessage().replace("\n", "")
+        assert shown.isprintable()
+    assert any(r"\x1b[31m" in record.getMessage() for record in records)
+    assert not logger.filters
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])

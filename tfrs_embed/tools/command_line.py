@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, TypeVar
 
 import tensorflow as tf
@@ -95,6 +97,23 @@ def show(*lines: str, file: TextIO | None = None) -> None:
     """Prints lines as `printable` text; None: on stdout."""
     for line in lines:
         print(printable(line), file=file)
+
+
+@contextlib.contextmanager
+def escaped_logs() -> Iterator[None]:
+    """Makes TensorFlow's log `printable` inside: it quotes what is in files."""
+
+    def escape(record: logging.LogRecord) -> bool:
+        lines = record.getMessage().split("\n")
+        record.msg, record.args = "\n".join(map(printable, lines)), ()
+        return True
+
+    logger = tf.get_logger()
+    logger.addFilter(escape)
+    try:
+        yield
+    finally:
+        logger.removeFilter(escape)
 
 
 def fail(error: object, status: int = FAILED) -> int:

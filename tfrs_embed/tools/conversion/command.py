@@ -21,6 +21,7 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     InputError,
     add_command,
+    escaped_logs,
     fail,
     integer,
     show,
@@ -76,7 +77,8 @@ def add_parser(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     """Does a command's work; returns the exit status."""
     try:
-        args.work(args)
+        with escaped_logs():
+            args.work(args)
     except tf.errors.OpError as error:
         return fail(error.message)
     except InputError as error:

@@ -21,6 +21,7 @@ from tfrs_embed.tools.conversion.contents import Column, Other
 
 #: The tensor with the graph of objects, serialized.
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_LONGEST_NAME = 4096
 
 
 class SavedObjects:
@@ -63,6 +64,11 @@ class SavedObjects:
             keys = {key_of(node.registered_saver.object_name): ""}
             keys |= {a.checkpoint_key: a.full_name for a in node.attributes}
             for key, full_name in keys.items():
+                if len(full_name) > _LONGEST_NAME:
+                    raise ValueError(
+                        f"'{key}' in '{prefix}' has a name in Python of "
+                        f"{len(full_name)} letters."
+                    )
                 if key in self.reader.shapes and key.endswith(SUFFIX):
                     self.columns[number] = self._column(key)
                     self.full_names[number] = full_name

@@ -13,6 +13,7 @@ from tfrs_embed.tools.command_line import (
     FINE,
     WRONG,
     add_command,
+    escaped_logs,
     fail,
     show,
 )
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         or the page can't be made.
     """
     try:
-        write(args.paths, args.output)
+        with escaped_logs():
+            write(args.paths, args.output)
     except (FileNotFoundError, ValueError) as error:
         return fail(error, WRONG)
     except tf.errors.OpError as error:
