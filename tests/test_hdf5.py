@@ -182,7 +182,7 @@ def test_a_compressed_archive_is_read(saved, capsys):
     assert capsys.readouterr().out == expected
 
 
-def test_what_inflates_a_hundredfold_is_not_inflated(
+def test_what_inflates_twentyfold_is_not_inflated(
     saved, capsys, monkeypatch
 ):
     rewrite(saved, zipfile.ZIP_DEFLATED, lambda _: bytes(65 << 20))

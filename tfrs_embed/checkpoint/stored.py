@@ -21,7 +21,7 @@ LARGE_BYTES = 64 << 20
 _VERIFY_BYTES = 16 << 20
 # Up to this size, or this many times the stored size, data may be inflated.
 _SMALL_BYTES = 64 << 20
-_MOST_TIMES = 100
+_MOST_TIMES = 20
 
 
 @dataclasses.dataclass(eq=False)
