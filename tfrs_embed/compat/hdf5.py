@@ -31,12 +31,14 @@ def objects(group: h5py.Group) -> dict[str, h5py.Group | h5py.Dataset]:
 
 
 def check_store(store: Any) -> None:
-    """Raises a ValueError, as `objects` does, if a store is an HDF5 group.
+    """Raises a ValueError, as `objects` does, for what a layer is to load.
 
-    Keras 3 checks its own stores; tf_keras gives layers groups unchecked.
+    tf_keras gives layers groups, and checks nothing. Keras 3 has its groups in
+    stores, and 3.15 checks them; not all releases do.
     """
-    if isinstance(store, h5py.Group):
-        objects(store)
+    group = getattr(store, "_h5_entry_group", store)
+    if isinstance(group, h5py.Group):
+        objects(group)
 
 
 def text(item: h5py.Group, attribute: str) -> str:
