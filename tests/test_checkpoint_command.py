@@ -1,16 +1,19 @@
 """`python -m tfrs_embed.checkpoint`: what it shows, and how it fails."""
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfrs_embed
+import tfrs_embed_command
 from helpers import change_byte, differentiate
 from processes import environment
 from tfrs_embed import progress
@@ -484,6 +487,66 @@ def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
     save(tmp_path / "c", values)
     os.remove(tmp_path / "checkpoint")
     assert f"'{tmp_path}' doesn't say which" in error(tmp_path)
+
+
+#: It colours, is a control of one byte, turns text around, and ends a line.
+HIDDEN = "\x1b[31m\x9b2J\u202egnp\n\x00"
+SHOWN = r"\x1b[31m\x9b2J\u202egnp"
+
+
+def test_terminals_get_no_controls_of_names_in_files(tmp_path, capsys):
+    def save(path, end, rows):
+        with h5py.File(path, "w") as file:
+            values = np.ones([rows, 2], "f4")
+            file["embedding/vars/0"] = values
+            name = f"Bücher 本 {HIDDEN[:-1]}{end}"
+            file["embedding/vars"].attrs["name"] = name
+            file[f"other{HIDDEN[:-1]}{end}"] = values
+        return str(path)
+
+    a = save(tmp_path / f"a{HIDDEN[:-1]}.weights.h5", "", 3)
+    b = save(tmp_path / "b.weights.h5", "", 4)
+    c = save(tmp_path / "c.weights.h5", "c", 4)
+    progress.set_mode("log")
+    try:
+        for arguments, status in [
+            (["inspect", a], 0),
+            (["diff", a, b], 0),
+            (["diff", a, c], 0),
+            (["convert", a, str(tmp_path / "new")], 0),
+            (["convert", a, str(tmp_path / "x"), "--layer", "a=b"], 2),
+            (["inspect", a + "x"], 2),
+        ]:
+            assert main(arguments) == status
+            printed = capsys.readouterr()
+            text = printed.out + printed.err
+            assert SHOWN in text
+            assert all(c.isprintable() or c == "\n" for c in text)
+            assert status or "Bücher 本" in text
+    finally:
+        progress.set_mode("auto")
+
+
+@pytest.mark.parametrize(
+    "text", [f'model_checkpoint_path: "{HIDDEN[:-2]}"', f"{HIDDEN[:-2]}: 1"]
+)
+def test_tensorflows_log_has_no_controls_of_files(text, tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").write_text(text)
+    records, logger = [], tf.get_logger()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "handle", records.append)
+    logger.addHandler(handler)
+    try:
+        for arguments in (["checkpoint", "inspect"], ["report"]):
+            assert tfrs_embed_command.main([*arguments, str(tmp_path)]) > 0
+    finally:
+        logger.removeHandler(handler)
+    assert records
+    for record in records:
+        shown = record.getMessage().replace("\n", "")
+        assert shown.isprintable()
+    assert any(r"\x1b[31m" in record.getMessage() for record in records)
+    assert not logger.filters
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])

@@ -14,7 +14,13 @@ import tf_keras
 import tfrs_embed
 from helpers import differentiate
 from processes import environment
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
+from tfrs_embed.compat.private_tensorflow import (
+    sparse_core_layout_pb2,
+    trackable_object_graph_pb2,
+)
 from tfrs_embed.tools.conversion.command import main
+from tfrs_embed.tools.conversion.objects import GRAPH
 
 pytestmark = pytest.mark.tools
 
@@ -468,6 +474,110 @@ def test_a_stack_that_is_not_as_its_layout_is_refused(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_sparse_cores": 0}, "0 rows in 0 parts"),
+        (
+            {"num_sparse_cores": -4, "total_rows_per_sparse_core_shard": -8},
+            "32 rows in -4 parts",
+        ),
+        ({"unsharded_shape": [2**50, 5]}, "takes 1125899906842624 of them"),
+        ({"unsharded_shape": [9, -5]}, "and -5 columns"),
+        ({"unsharded_shape": [9]}, "not enough values to unpack"),
+    ],
+)
+def test_a_layout_that_its_stack_cannot_have_is_refused(
+    change, message, tmp_path, capsys
+):
+    there = tfrs_embed.TPUEmbeddingV2(
+        {
+            "x": tpu.FeatureConfig(
+                tpu.TableConfig(9, 5, name="t"), output_shape=[4]
+            )
+        },
+        tpu.SGD(0.1),
+        topology=(1, 4),
+    )
+    there.build()
+    path = tf.train.Checkpoint(there).write(str(tmp_path / "old"))
+    assert main(["inspect", path]) == 0
+    reader = BundleReader(path)
+    writer = BundleWriter(str(tmp_path / "part"))
+    for name in reader.shapes:
+        value = reader.read(name)
+        if name.startswith("_sparse_core_table_layouts"):
+            layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
+            layouts.ParseFromString(value.numpy())
+            for field, new in change.items():
+                if isinstance(new, list):
+                    getattr(layouts.tables[0], field)[:] = new
+                else:
+                    setattr(layouts.tables[0], field, new)
+            value = layouts.SerializeToString()
+        writer.add(name, value)
+    merge(writer.finish(), str(tmp_path / "bad"))
+    assert main(["inspect", str(tmp_path / "bad")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err
+
+
+def rewrite_graph(path, new, change):
+    """Writes a checkpoint again, with another graph of objects."""
+    reader, writer = BundleReader(path), BundleWriter(f"{new}-part")
+    for name in reader.shapes:
+        value = reader.read(name)
+        if name == GRAPH:
+            graph = trackable_object_graph_pb2.TrackableObjectGraph()
+            graph.ParseFromString(value.numpy())
+            change(graph)
+            value = graph.SerializeToString()
+        writer.add(name, value)
+    merge(writer.finish(), str(new))
+
+
+def _negative(graph):
+    for node in graph.nodes:
+        for child in node.children:
+            child.node_id = -1
+
+
+def _without_layouts(graph):
+    graph.nodes[0].children.add(
+        node_id=0, local_name="_sparse_core_table_layouts"
+    )
+
+
+def _deep(graph):
+    for name in ("a" * 90_000, *"b" * 3000):
+        node = graph.nodes.add()
+        node.children.add(node_id=len(graph.nodes), local_name=name)
+    graph.nodes.add()
+    graph.nodes[0].children.add(node_id=len(graph.nodes) - 3002, local_name="c")
+
+
+@pytest.mark.parametrize(
+    "change, status, message",
+    [
+        (_negative, 2, "has no tables of this package"),
+        (_without_layouts, 1, "don't fit together: KeyError"),
+        (_deep, 1, "their paths need more than"),
+    ],
+)
+def test_objects_that_nobody_saves_are_refused(
+    change, status, message, tmp_path, capsys
+):
+    layer = tfrs_embed.All2AllDenseEmbedding(10, 4, 1, 1)
+    layer(KEYS[:, None, None])
+    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "old"))
+    rewrite_graph(path, tmp_path / "bad", change)
+    bad, new = str(tmp_path / "bad"), str(tmp_path / "new")
+    assert main(["convert", bad, new]) == status
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err
+    assert not list(tmp_path.glob("new*"))
+
+
 # SOK's files, as its sources write them.
 
 
@@ -671,6 +781,24 @@ def test_damaged_files_of_sok_are_refused(break_it, message, tmp_path, capsys):
     assert main(["convert", str(folder), str(tmp_path / "new")]) == 1
     assert message in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["sok"]
+
+
+@pytest.mark.parametrize("name", ["v-key", "v-weight"])
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_files_of_sok_are_in_their_folder(name, kind, tmp_path, capsys):
+    folder = tmp_path / "sok"
+    write_dump(folder, "v", KEYS, VALUES)
+    (folder / name).rename(tmp_path / name)
+    if kind == "link":
+        (folder / name).symlink_to(tmp_path / name)
+    elif kind == "folder":
+        (folder / name).mkdir()
+    else:
+        os.mkfifo(folder / name)  # Reading it would wait for ever.
+    assert main(["convert", str(folder), str(tmp_path / "new")]) == 1
+    err = capsys.readouterr().err
+    assert f"'{folder / name}' is no file, or a link to one outside" in err
+    assert not list(tmp_path.glob("new*"))
 
 
 # To SOK.

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import assert_same, change_byte, state
-from tfrs_embed.checkpoint import stored
+from tfrs_embed.checkpoint import bundle, index, stored
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.stored import masked_crc32c
+from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
 
 VALUE = "v/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -198,3 +199,264 @@ def test_restoring_tables_says_which_checkpoint_is_damaged(tmp_path):
     np.testing.assert_array_equal(dense, [2.0, 2.0])
     for layer, expected in zip((by_id, by_key), before, strict=True):
         assert_same(state(layer), expected)
+
+
+# What somebody else may have written.
+
+
+def number(value):
+    """A number of 7 bits per byte."""
+    *more, last = [(value >> at) & 127 for at in range(0, 64, 7)]
+    while more and not last:
+        last = more.pop()
+    return bytes([*(each | 128 for each in more), last])
+
+
+def block(data):
+    """A block: its data, no compression, and a checksum."""
+    crc = masked_crc32c(google_crc32c.value(data + b"\0"))
+    return data + b"\0" + crc.to_bytes(4, "little")
+
+
+def entries_of(pairs):
+    """The data of a block with names that have no beginning in common."""
+    data = b"".join(
+        number(0) + number(len(key)) + number(len(value)) + key + value
+        for key, value in pairs
+    )
+    return data + bytes(4) + (1).to_bytes(4, "little")
+
+
+def index_of(data, places=None):
+    """An index of one block of data; `places`: those of its blocks."""
+    if places is None:
+        places = [number(0) + number(len(data))]
+    blocks = entries_of([(b"\xff%d" % i, p) for i, p in enumerate(places)])
+    first = block(data)
+    footer = number(0) * 2 + number(len(first)) + number(len(blocks))
+    magic = (0xDB4775248B80FB57).to_bytes(8, "little")
+    return first + block(blocks) + footer.ljust(40, b"\0") + magic
+
+
+def rewrite(path, change):
+    """Lets `change` have the index's entries by name, and writes them."""
+    entries = {}
+    header = None
+    for key, value in Index(path)._entries():
+        if key:
+            entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
+            entries[key] = entry
+        else:
+            header = value
+    change(entries)
+    pairs = [(b"", header)]
+    pairs += [(k, e.SerializeToString()) for k, e in sorted(entries.items())]
+    with open(f"{path}.index", "wb") as file:
+        file.write(index_of(entries_of(pairs)))
+
+
+def two_tensors(folder):
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    writer = BundleWriter(str(folder / "part"))
+    writer.add("a", values)
+    writer.add("b", values + 8)
+    for start in (0, 2):
+        writer.add_rows("slices", [4, 2], start, tf.constant(values[:2]))
+    writer.add("text", "hello")
+    merge(writer.finish(), str(folder / "c"))
+    return str(folder / "c")
+
+
+def test_an_index_that_is_written_again_is_read(tmp_path):
+    path = two_tensors(tmp_path)
+    rewrite(path, lambda entries: None)
+    reader = BundleReader(path)
+    np.testing.assert_array_equal(
+        reader.read("b"), np.arange(8, 16).reshape(4, 2)
+    )
+    assert reader.read("text") == b"hello"
+    assert len(reader.pieces["slices"]) == 2
+
+
+def _shape(name, *sizes):
+    def change(entries):
+        for dim, size in zip(entries[name].shape.dim, sizes, strict=True):
+            dim.size = size
+
+    return change
+
+
+def _set(name, **values):
+    def change(entries):
+        for field, value in values.items():
+            setattr(entries[name], field, value)
+
+    return change
+
+
+def _slices(change):
+    def change_all(entries):
+        [whole] = [e for k, e in entries.items() if k == b"slices"]
+        parts = [e for k, e in sorted(entries.items()) if k[:1] == b"\0"]
+        change(whole, parts)
+
+    return change_all
+
+
+def _string_of(size):
+    def change(entries):
+        entries[b"text"].shape.dim.add(size=size)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_shape(b"a", 2**40, 4), r"'a', float32 \[1099511627776, 4\], has 32"),
+        (_shape(b"a", -4, -2), r"'a', float32 \[-4, -2\], has 32 bytes at 0"),
+        (_shape(b"a", 2**62, 2**62), "has 32 bytes"),
+        (_set(b"a", size=-32), "has -32 bytes"),
+        (_set(b"a", offset=-8), "has 32 bytes at -8"),
+        (_set(b"a", offset=2**40), "is missing or cut off"),
+        (_set(b"a", shard_id=7), "'.*00007-of-00001' is missing"),
+        (_set(b"a", shard_id=-1), "is missing"),
+        (_set(b"a", dtype=99), "TypeError"),
+        (_set(b"a", dtype=9), "'a', int64 "),
+        (_set(b"b", offset=28), r"'a' and 'b' have bytes of .* in common"),
+        (_string_of(2**60), r"'text', string \[1152921504606846976\], has 10"),
+        (
+            _slices(lambda whole, parts: _shape(b"", 1, 2)({b"": whole})),
+            "a slice of 'slices' is not within it",
+        ),
+        (
+            _slices(lambda whole, parts: _shape(b"", -1, 2)({b"": whole})),
+            "a slice of 'slices' is not within it",
+        ),
+        (
+            _slices(lambda whole, parts: setattr(parts[0], "dtype", 3)),
+            "a slice of 'slices' is not within it",
+        ),
+        (
+            _slices(
+                lambda whole, parts: setattr(
+                    whole.slices[0].extent[0], "start", -1
+                )
+            ),
+            "a slice of 'slices' is not within it",
+        ),
+        (
+            _slices(lambda whole, parts: whole.slices.pop()),
+            "a slice of 'slices' is missing",
+        ),
+    ],
+)
+def test_what_files_do_not_have_is_refused(change, message, tmp_path):
+    path = two_tensors(tmp_path)
+    rewrite(path, change)
+    with pytest.raises(tf.errors.DataLossError, match=message):
+        Index(path)
+
+
+def test_slices_that_overlap_have_no_gaps(tmp_path):
+    path = two_tensors(tmp_path)
+
+    def twice(whole, parts):
+        for each in whole.slices:
+            each.extent[0].start = 0
+
+    rewrite(path, _slices(twice))
+    with pytest.raises(tf.errors.DataLossError, match="slices of 'slices' are"):
+        BundleReader(path).read_array("slices", 0, 2)
+    # Of rows that are large, none are allocated.
+    rewrite(path, _slices(lambda whole, _: _shape(b"", 4, 2**45)({b"": whole})))
+    with pytest.raises(tf.errors.DataLossError, match="slices of 'slices' are"):
+        BundleReader(path).read_array("slices", 0, 2)
+
+
+def test_rows_without_values_are_one_block():
+    assert list(bundle.blocks([2**62, 0], tf.float32)) == [(0, 2**62)]
+    assert list(bundle.blocks([0, 0], tf.float32)) == []
+
+
+@pytest.mark.parametrize("length", [0, 4, 6, 127, 128, 2**31, 2**36, 2**63])
+@pytest.mark.parametrize("kind", ["string", "strings", "variant"])
+def test_strings_of_wrong_lengths_are_not_allocated(kind, length, tmp_path):
+    # TensorFlow's own reader crashes.
+    value = {
+        "string": "hello",
+        "strings": ["hello", "", "a" * 300],
+        "variant": tf.raw_ops.TensorListFromTensor(
+            tensor=[1.0], element_shape=tf.constant([], tf.int32)
+        ),
+    }[kind]
+    writer = BundleWriter(str(tmp_path / "part"))
+    writer.add("v", value)
+    merge(writer.finish(), str(tmp_path / "c"))
+    reader = BundleReader(str(tmp_path / "c"))
+    assert reader.read("v").dtype == tf.convert_to_tensor(value).dtype
+    [piece] = reader.pieces["v"]
+    with open(piece.file, "r+b") as file:
+        file.seek(piece.offset)
+        file.write(number(length))
+    with pytest.raises(tf.errors.DataLossError, match="the lengths of the val"):
+        reader.read("v")
+    with open(piece.file, "wb") as file:
+        file.write(b"\xff" * (piece.offset + piece.size))
+    with pytest.raises(tf.errors.DataLossError, match="the lengths of the val"):
+        reader.read("v")
+
+
+ENDLESS = index_of(b"\xff" * 10**6 + entries_of([]))
+NINE_TIMES = index_of(entries_of([]), 9 * [number(0) + number(8)])
+# Names of a MiB, in 3 bytes each.
+LONG_NAMES = index_of(
+    number(0)
+    + number(1 << 20)
+    + number(0)
+    + b"a" * (1 << 20)
+    + 10**5 * (number(1 << 20) + number(0) + number(0))
+    + entries_of([])
+)
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (ENDLESS, "more than 64 bits"),
+        (NINE_TIMES, "blocks overlap"),
+        (LONG_NAMES, "names are too long"),
+        (index_of(entries_of([(b"a", b"")])), "KeyError"),
+        (index_of(b""), "KeyError"),
+    ],
+    ids=["endless", "nine times", "long names", "no header", "empty"],
+)
+def test_an_index_takes_no_more_memory_than_its_size(data, message, tmp_path):
+    (tmp_path / "c.index").write_bytes(data)
+    with pytest.raises(tf.errors.DataLossError, match=rf"c\.index.*{message}"):
+        Index(str(tmp_path / "c"))
+
+
+def test_an_index_with_any_bytes_changed_is_read_or_refused(tmp_path):
+    path = two_tensors(tmp_path)
+    pairs = list(Index(path)._entries())
+    data, random = entries_of(pairs), np.random.default_rng(0)
+    read = refused = 0
+    for _ in range(2000):
+        changed = bytearray(data)
+        for _ in range(random.integers(1, 4)):
+            changed[random.integers(len(changed))] = random.integers(256)
+        with open(f"{path}.index", "wb") as file:
+            file.write(index_of(bytes(changed)))
+        try:
+            reader = BundleReader(path)
+            for name, shape in reader.shapes.items():
+                if shape and reader.dtypes[name].size:
+                    reader.read_array(name, 0, min(4, shape[0]))
+                elif reader.dtypes[name] == tf.string:
+                    for piece in reader.pieces[name]:
+                        index.check_lengths(piece)
+            read += 1
+        except tf.errors.OpError:
+            refused += 1
+    assert read > 100 and refused > 1000

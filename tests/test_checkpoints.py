@@ -9,7 +9,8 @@ from fronts import keras, layers
 from helpers import assert_same, differentiate, state
 from plans import nightly, on
 from tfrs_embed import checkpoint
-from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint import bundle, slot_order
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.engines import engine
 from tfrs_embed.storage import initial_values
@@ -641,6 +642,18 @@ def test_slots_by_position_go_to_their_variables(tmp_path):
         other.optimizer.build(other.trainable_variables)
     tf.train.Checkpoint(model=other).restore(path)
     fit(other)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "[1]", '{"0": 1}', 1.0])
+def test_positions_that_nobody_saves_are_refused(tmp_path, text):
+    writer = BundleWriter(str(tmp_path / "part"))
+    writer.add("order", text)
+    merge(writer.finish(), str(tmp_path / "c"))
+    optimizer = keras.optimizers.Adam(name="adam")
+    order = slot_order.SavedOrder(optimizer)
+    order.tracked = True
+    with pytest.raises(ValueError, match=r"'order' in .*/c'|adam.*slots"):
+        order.check("order", BundleReader(str(tmp_path / "c")))
 
 
 def test_a_checkpoint_is_restored_after_an_export(tmp_path):

@@ -411,3 +411,72 @@ def test_the_checkpoint_command_is_the_old_one(tmp_path, capsys):
     assert main(["checkpoint", "inspect", path]) == 1
     err = capsys.readouterr().err
     assert "damaged" in err and err.count("\n") == 1
+
+
+# Files that anybody may have written.
+
+BYTES = {
+    "empty": b"",
+    "zeros": bytes(1000),
+    "binary": bytes(range(256)) * 9,
+    "no UTF-8": b'\xff\xfe{"a": 1}',
+    "deep": b"[" * 200_000,
+    "null": b"null",
+    "long number": b"1" * 5000,
+    "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(90),
+    "ZIP": b"PK\3\4" + bytes(90),
+    "an archive's end": b"PK\5\6" + bytes(18),
+    "a plan": b'{"per_replica": [], "stacks": []}',
+    "a folder": None,
+}
+SUFFIXES = ("", ".json", ".index", ".keras", ".weights.h5", ".py")
+
+
+@pytest.mark.parametrize("content", BYTES)
+def test_files_of_anybody_end_in_one_line_of_an_error(
+    content, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    def write(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if BYTES[content] is None:
+            os.mkdir(path)
+        else:
+            pathlib.Path(path).write_bytes(BYTES[content])
+
+    files = [f"a{suffix}" for suffix in SUFFIXES]
+    for each in (
+        *files,
+        "log/tables.jsonl",
+        "run/checkpoint",
+        *("model/saved_model.pb", "model/variables/variables.index"),
+        *("sok-1/v_keys.file", "sok-1/v_values.file"),
+        *("sok-2/v-key", "sok-2/v-weight"),
+    ):
+        write(each)
+    model = tf.train.Checkpoint(v=tf.Variable(1.0)).write("good")
+    sources = [*files, "log", "run", "model", "sok-1", "sok-2", "a\0b"]
+    capsys.readouterr()
+    for path in sources:
+        for arguments in (
+            ["checkpoint", "inspect", path],
+            ["checkpoint", "convert", path, "out/new"],
+            ["checkpoint", "compact", path, "out/new"],
+            ["checkpoint", "diff", model, path],
+            ["report", path],
+            ["plan", path],
+            ["tpu-check", path, "--topology", "v5p-8"],
+        ):
+            if arguments[0] == "tpu-check" and not path.endswith(".py"):
+                continue  # It runs anything.
+            status, err = main(arguments), capsys.readouterr().err
+            # SOK's files of SOK 1 have no format: any numbers are theirs.
+            if path == "sok-1" and status == 0:
+                pathlib.Path("report.html").unlink(missing_ok=True)
+                continue
+            assert status in (1, 2), arguments
+            *script, last = err.splitlines()
+            assert last.startswith("error: "), err
+            assert arguments[0] == "tpu-check" or not script, err
+    assert not [*tmp_path.glob("out/*"), *tmp_path.glob("report.html")]

@@ -18,6 +18,7 @@ import tfrs_embed
 from step_messages import Place, padded, simulate
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.__main__ import main
+from tfrs_embed.compat import strict_json
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.hardware import hardware, parse_bytes
 from tfrs_embed.distribution import (
@@ -1215,6 +1216,32 @@ def test_wrong_json(path, value, message):
 def test_no_json(text):
     with pytest.raises(ValueError, match=r"^(The )?plan"):
         Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[" * 200_000, "recursion"),
+        ("[" * 101 + "]" * 101, "more than 100 levels"),
+        ('{"seconds": 1%s}' % ("0" * 400), "more than 64 bits"),
+        ("1" * 5000, "more than 64 bits"),
+        ('{"seconds": 1e400}', "1e400 is no finite number"),
+        ('{"seconds": -Infinity}', "-Infinity is no finite number"),
+        ('{"a": 1, "b": 2, "a": 3}', "the field 'a' 2 times"),
+        (b'{"a": "\xff"}', "utf-8"),
+        (b"\0", "Expecting value"),
+        (7, "must be str"),
+    ],
+    ids=str,
+)
+def test_json_of_anybody_is_refused_with_a_value_error(text, message):
+    with pytest.raises(ValueError, match=f"The plan is not JSON.*{message}"):
+        Plan.from_json(text)
+
+
+def test_json_of_100_levels_and_64_bits_is_read():
+    text = "[" * 100 + f"{2**64 - 1}, {-(2**63)}, 1.5" + "]" * 100
+    assert strict_json.parse(text, "It") == json.loads(text)
 
 
 def test_a_plan_has_each_tables_optimizer_and_dtype():

@@ -115,6 +115,15 @@ def test_a_bar_shows_rate_and_time_left(clock, terminal):
     assert terminal.getvalue().endswith("\n")
 
 
+def test_controls_in_names_are_escaped(clock, stderr):
+    with Task("Reading", "'\x1b[2Ja\r\u202e本'", MB) as task:
+        clock.now += 9
+        task.advance(MB)
+    for state in stderr.states:
+        assert state.startswith(r"Reading '\x1b[2Ja\r\u202e本': ")
+    assert stderr.states
+
+
 def test_a_bar_fits_into_the_line(clock, terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     work(clock, 5)

@@ -20,8 +20,10 @@ import tf_keras
 import report_sources
 import tfrs_embed
 from report_sources import DIM, ODD, ROWS
+from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.compat.text_table import printable
 from tfrs_embed.configs.plan import format_seconds
 from tfrs_embed.tools.conversion import reading
 from tfrs_embed.tools.monitoring.reports import top_shares
@@ -422,8 +424,48 @@ def test_names_are_text(made):
     assert ODD in found.text
 
 
+SCRIPT = "<script>alert('1')</script>"
+HIDDEN = "\x1b[2J\x9b1m\u202egnp\0\ud800\n"
+
+
+def test_a_page_has_no_markup_and_no_hidden_letters_of_files(tmp_path):
+    folder = tmp_path / f"{SCRIPT[:7]} \u202e"
+    folder.mkdir()
+    name = f"{SCRIPT}{HIDDEN}"
+    tables = [
+        {"table": name, name: name, "rows": 1, "bytes": 2, "norms": {name: 1}}
+    ]
+    lines = [
+        {"layer": name, "step": step, "tables": tables, "imbalance": step}
+        for step in (1, 2)
+    ]
+    (folder / "tables.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plan = json.loads(_plan())
+    plan["tables"][0]["table"] = plan["hardware"]["name"] = name
+    (folder / "plan.json").write_text(json.dumps(plan))
+    found = page(folder, folder / "plan.json")
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert f"{SCRIPT}{printable(HIDDEN)}" in " ".join(found.text)
+    hidden = [c for c in found.source if printable(c) != c]
+    assert set(hidden) == {"\n"}
+
+
+def _plan():
+    config = FeatureConfig("f", TableConfig("t", 1000, 8))
+    return tfrs_embed.plan(config, 1, replicas=2, batch_size=4).to_json()
+
+
 @pytest.mark.parametrize(
-    "name", ["x" * 300, "a\nb\tc", "цены 价格", "$x_1$", "<script>", "-->"]
+    "name",
+    [
+        "x" * 300,
+        "a\nb\tc",
+        "\ud800\x1b",
+        "цены 价格",
+        "$x_1$",
+        "<script>",
+        "-->",
+    ],
 )
 def test_names_in_pictures(name):
     drawn = [
@@ -433,7 +475,7 @@ def test_names_in_pictures(name):
     for picture in drawn:
         svg = base64.b64decode(picture.uri.partition(",")[2]).decode()
         text = "".join(ElementTree.fromstring(svg).itertext())
-        assert name[-5:].replace("\n", " ").replace("\t", " ") in text
+        assert printable(name)[-5:] in text
 
 
 def test_many_tables_in_pictures():
@@ -489,6 +531,7 @@ def _foreign_log(folder):
             "no checkpoint '.*a.txt': .* A report needs",
         ),
         (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
+        (_write("a.json", "[" * 10**5), "'.*a.json' is not JSON: maximum rec"),
         (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
         (_write("a.json", '{"tables": []}'), "is neither a plan's JSON"),
         (
@@ -497,6 +540,14 @@ def _foreign_log(folder):
         ),
         (_write("a.json", '{"stacks": 1}'), "'.*a.json': limits report lacks"),
         (_damaged_log, "tables.jsonl', line 1, is not JSON: Expecting ':'"),
+        (
+            _write("tables.jsonl", "[" * 10**5),
+            "tables.jsonl', line 1, is not JSON: maximum",
+        ),
+        (
+            _write("tables.jsonl", '{"a": 1%s}' % ("0" * 400)),
+            "tables.jsonl', line 1, is not JSON: 10+[.]+ has more than 64 bits",
+        ),
         (_foreign_log, "a line of tables.jsonl is not a report .* 'table'"),
     ],
 )

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import stored
-from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint.index import Index, check_lengths
 from tfrs_embed.checkpoint.stored import REMEDY
 from tfrs_embed.compat.private_tensorflow import context
 
@@ -33,8 +33,9 @@ _NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
 def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
     """Yields the first row and the size of each block of a tensor's rows."""
     rows, *rest = shape
-    row = max(1, tf.TensorShape(rest).num_elements()) * dtype.size
-    size = max(1, BLOCK_BYTES // row)
+    row = math.prod(rest) * dtype.size
+    # Rows without values are one block, however many there are.
+    size = max(1, BLOCK_BYTES // row if row else rows)
     for start in range(0, rows, size):
         yield start, min(size, rows - start)
 
@@ -199,6 +200,9 @@ class BundleReader:
         return rows
 
     def _read(self, name: str, slice_: str) -> tf.Tensor:
+        if not self.dtypes[name].size:
+            for piece in self.pieces[name]:
+                check_lengths(piece)
         try:
             with tf.device("CPU:0"):
                 [value] = tf.raw_ops.RestoreV2(

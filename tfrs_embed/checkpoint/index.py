@@ -7,12 +7,21 @@ tensorflow/core/lib/io/format.h.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import google_crc32c
+import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.stored import Piece, damaged, masked_crc32c
+from tfrs_embed.checkpoint.stored import (
+    Piece,
+    damaged,
+    masked_crc32c,
+    most_bytes,
+)
 from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -31,10 +40,14 @@ class Index:
         dtypes: the tensors' dtypes by name.
         pieces: each tensor's slices; one piece if it was saved whole.
 
+    Anybody may have written the files: what the index says is checked against
+    their sizes, so that reading takes no more memory or time than they have.
+
     Raises:
         tf.errors.NotFoundError: there is no index.
-        tf.errors.DataLossError: the index is damaged, or a data file is
-            missing or cut off.
+        tf.errors.DataLossError: the index is damaged; a data file is missing or
+            cut off; or tensors have other sizes than their shapes, share bytes
+            or lie outside of the tensor whose slices they are.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -67,6 +80,8 @@ class Index:
             name = _tensor_of(key) if is_slice else key.decode()
             shape = [dim.size for dim in proto.shape.dim]
             dtype = tf.as_dtype(proto.dtype)
+            if not proto.slices:
+                self._check_size(name, proto, dtype)
             piece = Piece(
                 name=name,
                 file=f"{self._prefix}.data-{proto.shard_id:05d}-of-"
@@ -101,15 +116,48 @@ class Index:
                 raise self._damaged(f"a slice of '{name}' is missing")
             for piece, extent in zip(self.pieces[name], extents, strict=True):
                 piece.starts = [start for start, _ in extent]
+                fits = piece.dtype == self.dtypes[name] and all(
+                    0 <= start <= start + size <= whole
+                    for start, size, whole in zip(
+                        piece.starts,
+                        piece.shape,
+                        self.shapes[name],
+                        strict=True,
+                    )
+                )
+                if not fits:
+                    raise self._damaged(f"a slice of '{name}' is not within it")
+
+    def _check_size(self, name: str, proto: Any, dtype: tf.DType) -> None:
+        """Checks that a tensor, or a slice, has the bytes of its shape."""
+        shape = [dim.size for dim in proto.shape.dim]
+        values = math.prod(shape)
+        # Of what has no fixed size a value has a byte at least: its length.
+        right = proto.size == values * dtype.size
+        if dtype.size == 0:
+            right = proto.size >= values
+        if not right or min(shape, default=0) < 0 or proto.offset < 0:
+            raise self._damaged(
+                f"'{name}', {dtype.name} {shape}, has {proto.size} bytes at "
+                f"{proto.offset}"
+            )
 
     def _check_files(self) -> None:
-        """Checks that the data files are there, and long enough."""
-        last: dict[str, tuple[int, str]] = {}
+        """Checks that the data files have each tensor's bytes, for it alone."""
+        places: dict[str, list[tuple[int, int, str]]] = {}
         for name, pieces in self.pieces.items():
             for piece in pieces:
-                found = piece.offset + piece.size, name
-                last[piece.file] = max(found, last.get(piece.file, found))
-        for file, (end, name) in sorted(last.items()):
+                place = piece.offset, piece.offset + piece.size, name
+                places.setdefault(piece.file, []).append(place)
+        for file, found in sorted(places.items()):
+            found.sort()
+            for (_, end, one), (start, _, other) in itertools.pairwise(found):
+                if start < end:
+                    raise self._damaged(
+                        f"'{one}' and '{other}' have bytes of '{file}' in "
+                        "common"
+                    )
+            _, end, name = found[-1]
             if _length(file) < end:
                 raise damaged(
                     f"The checkpoint '{self._prefix}' can't be read: '{file}' "
@@ -119,6 +167,9 @@ class Index:
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
         if self._data[-8:] != _MAGIC or len(self._data) < _FOOTER:
             raise self._damaged("it does not end as an index does")
+        # Bytes of blocks, and of names: a name's beginning may be in the block
+        # once for many names.
+        self._of_blocks = self._of_names = 0
         # The place of a block that is not used, and of the block of blocks.
         footer = len(self._data) - _FOOTER
         _, _, offset, size, _ = _numbers(4, self._data, footer)
@@ -128,6 +179,9 @@ class Index:
 
     def _block(self, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
         end = offset + size
+        self._of_blocks += size + _TRAILER
+        if self._of_blocks > len(self._data):
+            raise self._damaged("blocks overlap, or it is cut off")
         trailer = self._data[end : end + _TRAILER]
         if len(trailer) < _TRAILER:
             raise self._damaged("it is cut off")
@@ -145,11 +199,51 @@ class Index:
             shared, others, length, at = _numbers(3, block, at)
             key = key[:shared] + block[at : at + others]
             at += others
+            self._of_names += len(key)
+            if self._of_names > most_bytes(len(self._data)):
+                raise self._damaged("its names are too long")
             yield key, block[at : at + length]
             at += length
 
     def _damaged(self, why: str) -> tf.errors.DataLossError:
         return damaged(f"'{self._path}' is damaged: {why}")
+
+
+def check_lengths(piece: Piece) -> None:
+    """Checks the lengths of a piece's strings or variants, before it is read.
+
+    TensorFlow allocates any length that is there, and crashes.
+
+    Raises:
+        tf.errors.DataLossError: they don't make the size of the piece.
+    """
+    if not piece.size:
+        return  # It has no values: `Index` has checked it.
+    count, end = math.prod(piece.shape), 0
+    with tf.io.gfile.GFile(piece.file, "rb") as file:
+        file.seek(piece.offset)
+        if piece.dtype == tf.string:
+            # All lengths, of at most 10 bytes; a checksum; all strings.
+            data = np.frombuffer(file.read(min(10 * count, piece.size)), "u1")
+            last = np.flatnonzero(data < 0x80)[:count]
+            first = np.append(0, last[:-1] + 1)
+            if len(last) == count:
+                head = int(last[-1]) + 1
+                place = np.arange(head) - np.repeat(first, last + 1 - first)
+                values = (data[:head] & 0x7F) * 128.0 ** np.minimum(place, 9)
+                end = head + 4 + values.sum()
+                count = 0
+        # The length, the value and a checksum of each variant.
+        while piece.dtype != tf.string and count and end < piece.size:
+            file.seek(piece.offset + end)
+            length, size = _numbers(1, file.read(9) + b"\0", 0)
+            end += size + length + 4
+            count -= 1
+    if count or end != piece.size:
+        raise damaged(
+            f"'{piece.file}' is damaged: the lengths of the values of "
+            f"'{piece.name}' don't make its {piece.size} bytes"
+        )
 
 
 def _length(file: str) -> int:
@@ -166,6 +260,8 @@ def _numbers(count: int, data: bytes, at: int) -> list[int]:
     for place in range(count):
         shift, byte = 0, 0x80
         while byte >= 0x80:
+            if shift > 63:
+                raise ValueError("a number has more than 64 bits")
             byte = data[at]
             numbers[place] |= (byte & 0x7F) << shift
             at, shift = at + 1, shift + 7

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import kerases, strict_json
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers import unreached
 
@@ -58,7 +58,8 @@ class SavedOrder(Trackable, Saved):
             session.writer().add(key, json.dumps(self.places))
 
     def check(self, key: str, reader: BundleReader) -> None:
-        there = json.loads(reader.read(key).numpy())
+        where = f"'{key}' in '{reader.prefix}'"
+        there = strict_json.parse(reader.read(key).numpy(), where)
         self.refused = None
         if there != self.places:
             self.refused = ValueError(
@@ -93,14 +94,12 @@ class SavedOrder(Trackable, Saved):
         object_map[self] = self  # It never changes.
 
 
-def _text(places: dict[str, Any]) -> str:
-    return (
-        ", ".join(
-            f"{name} {shape} at {place}"
-            for place, (name, shape) in places.items()
-        )
-        or "none of the tables"
-    )
+def _text(places: Any) -> str:
+    try:
+        each = [f"{n} {shape} at {i}" for i, (n, shape) in places.items()]
+    except (AttributeError, TypeError, ValueError):
+        return repr(places)  # No such object wrote it.
+    return ", ".join(each) or "none of the tables"
 
 
 @functools.cache

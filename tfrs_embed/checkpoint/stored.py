@@ -6,6 +6,7 @@ TensorFlow would read a whole piece for some of its rows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import google_crc32c
@@ -18,6 +19,9 @@ REMEDY = "Use an earlier checkpoint, or another copy of this one."
 LARGE_BYTES = 64 << 20
 
 _VERIFY_BYTES = 16 << 20
+# Up to this size, or this many times the stored size, data may be inflated.
+_SMALL_BYTES = 64 << 20
+_MOST_TIMES = 20
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,22 +117,36 @@ def read_rows(
         for piece in pieces
         if piece.start < end and start < piece.end
     }
+    missing = damaged(
+        f"'{pieces[0].file}' is damaged: slices of '{pieces[0].name}' are "
+        "missing"
+    )
+    if sum(part.size for part in parts.values()) != math.prod(shape):
+        raise missing
+    if len(parts) == 1:
+        return parts.popitem()[1]
     rows = np.empty(shape, pieces[0].dtype.as_numpy_dtype)
-    if sum(part.size for part in parts.values()) != rows.size:
-        raise damaged(
-            f"'{pieces[0].file}' is damaged: slices of '{pieces[0].name}' are "
-            "missing"
-        )
+    covered = np.zeros(shape, bool)
     for piece, part in parts.items():
-        if part.shape == shape:
-            return part
         first = max(start, piece.start) - start
         starts = [first, *piece.starts[1:]]
-        place = [
+        place = tuple(
             slice(s, s + n) for s, n in zip(starts, part.shape, strict=True)
-        ]
-        rows[tuple(place)] = part
+        )
+        rows[place], covered[place] = part, True
+    # Slices that overlap leave gaps, with whatever the memory had.
+    if not covered.all():
+        raise missing
     return rows
+
+
+def most_bytes(stored: int) -> int:
+    """The most bytes that so many stored bytes may stand for.
+
+    What is compressed says how large it is. Beyond this size it is refused: a
+    file of some MB must not fill the memory.
+    """
+    return max(_SMALL_BYTES, _MOST_TIMES * stored)
 
 
 def masked_crc32c(crc: int) -> int:

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.private_tensorflow import context
-from tfrs_embed.compat.text_table import format_bytes
+from tfrs_embed.compat.text_table import format_bytes, printable
 
 __all__ = ["Mode", "off", "set_mode"]
 
@@ -121,7 +121,7 @@ class Task:
         *,
         show: bool = True,
     ) -> None:
-        self.label = f"{verb} {what}"
+        self.label = printable(f"{verb} {what}")
         self.done = 0
         self.total = total
         self.unit = unit

@@ -1,7 +1,8 @@
-"""Dataclasses as JSON, with every field of its type and no others."""
+"""JSON that anybody may have written, and dataclasses as JSON."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -11,8 +12,73 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# So many lists and objects may be within each other.
+_DEEPEST = 100
 
-def loads(text: str, cls: type[T], what: str) -> T:
+
+def parse(text: str | bytes, what: str) -> Any:
+    """Returns the value of JSON that anybody may have written.
+
+    Args:
+        text: the JSON; bytes are UTF-8.
+        what: its name in errors: "The plan".
+
+    Raises:
+        ValueError: the text is not JSON or not UTF-8; has a number beyond 64
+            bits, NaN or an infinite one, or a field of an object twice; or
+            nests more than 100 lists and objects.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_float,
+        )
+        _check_depth(value)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{what} is not JSON: {error}.") from None
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [[value]]
+    for _ in range(_DEEPEST + 1):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for vs in inner for v in vs if isinstance(v, dict | list)]
+    if level:
+        raise ValueError(f"more than {_DEEPEST} levels of lists and objects")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, times)] = collections.Counter(n for n, _ in pairs).most_common(
+            1
+        )
+        raise ValueError(f"an object has the field {name!r} {times} times")
+    return found
+
+
+def _integer(text: str) -> int:
+    # Longer ones are slow, or refused by Python with an error of its own.
+    number = int(text) if len(text) <= 20 else 2**64
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"{_shorten(text)} has more than 64 bits")
+    return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{_shorten(text)} is no finite number")
+    return number
+
+
+def loads(text: str | bytes, cls: type[T], what: str) -> T:
     """Makes a dataclass from JSON; fields with defaults may be missing.
 
     Fields may be numbers, strings, bools, None, literals, tuples of these, and
@@ -24,14 +90,11 @@ def loads(text: str, cls: type[T], what: str) -> T:
         what: its name in errors: "plan".
 
     Raises:
-        ValueError: the text is not JSON, or a field is missing, unknown, of a
-            wrong type or refused; the error names its place.
+        ValueError: the text is not JSON that `parse` takes, or a field is
+            missing, unknown, of a wrong type or refused; the error names its
+            place.
     """
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"The {what} is not JSON: {error}.") from None
-    return typing.cast(T, _decode(cls, value, what))
+    return typing.cast(T, _decode(cls, parse(text, f"The {what}"), what))
 
 
 def dumps(value: Any) -> str:
@@ -99,12 +162,15 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
     }
     try:
         return cls(**made)
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 
 def _wrong(where: str, wanted: str, value: Any) -> ValueError:
-    text = json.dumps(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return ValueError(f"{where} must be {wanted}, got {text}.")
+    return ValueError(
+        f"{where} must be {wanted}, got {_shorten(json.dumps(value))}."
+    )
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,9 +1,27 @@
-"""Tables of text, and sizes in bytes as text."""
+"""Text for terminals: tables, sizes in bytes, names from anybody's files."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+# Controls, formats such as those that turn text around, surrogates, private
+# and unassigned letters; ends of lines and paragraphs.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def printable(text: str) -> str:
+    r"""Returns text with escapes, such as \x1b, for what terminals don't print.
+
+    A name in a file could otherwise colour, turn around or overwrite the text
+    around it. Letters of all languages stay. A line's end is escaped, too.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(c)[1:-1] if unicodedata.category(c) in _HIDDEN else c for c in text
+    )
 
 
 def text_table(
@@ -16,14 +34,13 @@ def text_table(
 
     Args:
         head: the columns' names.
-        lines: the cells, line by line.
+        lines: the cells, line by line; they are shown as `printable` text.
         left: the names of left-aligned columns; the others are right-aligned.
         total: the cells of a last line, below a rule.
     """
-    last = [] if total is None else [total]
-    widths = [
-        max(map(len, cells)) for cells in zip(head, *lines, *last, strict=True)
-    ]
+    every = [head, *lines] if total is None else [head, *lines, total]
+    shown = [[*map(printable, cells)] for cells in every]
+    widths = [max(map(len, cells)) for cells in zip(*shown, strict=True)]
 
     def text(cells: Sequence[str]) -> str:
         padded = [
@@ -33,8 +50,11 @@ def text_table(
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
-    result = [text(head), rule, *map(text, lines)]
-    return result if total is None else [*result, rule, text(total)]
+    result = [*map(text, shown)]
+    result.insert(1, rule)
+    if total is not None:
+        result.insert(-1, rule)
+    return result
 
 
 def value_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

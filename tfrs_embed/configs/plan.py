@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from tfrs_embed.compat import strict_json
 from tfrs_embed.compat.arguments import choice
-from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.compat.text_table import format_bytes, printable, text_table
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.tables import as_hot_rows
 from tfrs_embed.configs.types import CommunicationDtype
@@ -259,11 +259,11 @@ class Plan:
         return strict_json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str | bytes) -> Plan:
         """Reads a plan that `to_json` wrote.
 
         Args:
-            text: the JSON.
+            text: the JSON; bytes are UTF-8.
 
         Returns:
             The plan.
@@ -278,7 +278,7 @@ class Plan:
         """Returns the report: tables, replicas, alternatives."""
         return "\n".join(
             [
-                *summary(self),
+                *map(printable, summary(self)),
                 "",
                 *text_table(*table_cells(self)),
                 "",

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import hdf5, kerases, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
@@ -181,9 +181,9 @@ class EngineLayer(Layer):
         """Loads the variables that `save_own_variables` stored, of any dtype.
 
         Raises:
-            ValueError: a table or a slot is missing, or of another shape; or a
-                table has no room for its keys; or the layer isn't built. Then
-                nothing has changed.
+            ValueError: a table or a slot is missing, of another shape, or not
+                in the HDF5 file itself; or a table has no room for its keys; or
+                the layer isn't built. Then nothing has changed.
         """
         if not self.built:
             if "step" in store:
@@ -193,6 +193,7 @@ class EngineLayer(Layer):
                 )
             return
         try:
+            hdf5.check_store(store)
             found = []
             for state in self.engine.states.values():
                 for name, variable in state.variables.items():

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.checkpoint.names import in_graphs
+from tfrs_embed.compat import hdf5
 from tfrs_embed.compat.private_tensorflow import traces_shapes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 from tfrs_embed.layers import (
@@ -46,6 +47,10 @@ class _Layer(tf_keras.layers.Layer):
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(name=name, experimental_autocast=False, **kwargs)
+
+    def load_own_variables(self, store: Any) -> None:
+        hdf5.check_store(store)
+        super().load_own_variables(store)
 
 
 class EngineLayer(engine_layer.EngineLayer, _Layer):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import sys
 import textwrap
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, TypeVar
 
 import tensorflow as tf
+
+from tfrs_embed.compat.text_table import printable
 
 T = TypeVar("T")
 
@@ -89,6 +93,29 @@ def integer(least: int) -> Callable[[str], int]:
     return checked(parse)
 
 
+def show(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines as `printable` text; None: on stdout."""
+    for line in lines:
+        print(printable(line), file=file)
+
+
+@contextlib.contextmanager
+def escaped_logs() -> Iterator[None]:
+    """Makes TensorFlow's log `printable` inside: it quotes what is in files."""
+
+    def escape(record: logging.LogRecord) -> bool:
+        lines = record.getMessage().split("\n")
+        record.msg, record.args = "\n".join(map(printable, lines)), ()
+        return True
+
+    logger = tf.get_logger()
+    logger.addFilter(escape)
+    try:
+        yield
+    finally:
+        logger.removeFilter(escape)
+
+
 def fail(error: object, status: int = FAILED) -> int:
     """Prints an error in one line on stderr, and returns the exit status.
 
@@ -96,5 +123,5 @@ def fail(error: object, status: int = FAILED) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    show(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfrs_embed.compat import strict_json
-from tfrs_embed.compat.text_table import value_table
+from tfrs_embed.compat.text_table import printable, value_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +126,11 @@ class LimitsReport:
         return strict_json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> LimitsReport:
+    def from_json(cls, text: str | bytes) -> LimitsReport:
         """Reads the result of `to_json`.
 
         Args:
-            text: the JSON.
+            text: the JSON; bytes are UTF-8.
 
         Returns:
             The report.
@@ -149,7 +149,7 @@ class LimitsReport:
             {**vars(s), "stack": number[s.stack], "name": s.stack}
             for s in self.stacks
         ]
-        head = f"{self.batches:,} batches on {self.topology}"
+        head = printable(f"{self.batches:,} batches on {self.topology}")
         return "\n".join(
             [head, "", *value_table(tables), "", *value_table(stacks)]
         )

@@ -21,8 +21,10 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     InputError,
     add_command,
+    escaped_logs,
     fail,
     integer,
+    show,
 )
 from tfrs_embed.tools.conversion import (
     chains,
@@ -75,7 +77,8 @@ def add_parser(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     """Does a command's work; returns the exit status."""
     try:
-        args.work(args)
+        with escaped_logs():
+            args.work(args)
     except tf.errors.OpError as error:
         return fail(error.message)
     except InputError as error:
@@ -197,9 +200,9 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(described, indent=2))
     else:
-        print("\n".join(_as_text(described)))
+        show(*_as_text(described))
         for files in found:
-            print("\n".join(_chain_as_text(files)))
+            show(*_chain_as_text(files))
 
 
 def _described(contents: Contents, task: progress.Task) -> dict[str, Any]:
@@ -322,7 +325,7 @@ def _diff(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        print("\n".join(_difference_as_text(found)))
+        show(*_difference_as_text(found))
 
 
 def _difference_as_text(found: Difference) -> list[str]:
@@ -401,7 +404,7 @@ def _compact(args: argparse.Namespace) -> None:
     with progress.Task("Merging", f"'{name}'", total) as task:
         chains.compact(reader, destination, task.advance)
     files = ", ".join(os.path.basename(file.prefix) for file in reader.files)
-    print(f"{files}: written to '{destination}'.")
+    show(f"{files}: written to '{destination}'.")
 
 
 def _task(verb: str, contents: Contents, *more: Contents) -> progress.Task:
@@ -447,12 +450,12 @@ def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
             else f"{name} ({c.dtype.name})"
             for name, c in table.all_columns.items()
         ]
-        print(f"{table.path}: {list(table.shape)}, {', '.join(columns)}")
+        show(f"{table.path}: {list(table.shape)}, {', '.join(columns)}")
     for layer, step in contents.steps.items():
         if f"the step of '{layer}'" not in left:
-            print(f"step of '{layer}': {step}")
-    print(f"Written to '{path}'.")
+            show(f"step of '{layer}': {step}")
+    show(f"Written to '{path}'.")
     for note in contents.notes:
-        print(f"note: {note}", file=sys.stderr)
+        show(f"note: {note}", file=sys.stderr)
     for what in [*left, *(f"'{other.name}'" for other in contents.others)]:
-        print(f"not taken over: {what}", file=sys.stderr)
+        show(f"not taken over: {what}", file=sys.stderr)

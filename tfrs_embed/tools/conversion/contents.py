@@ -63,7 +63,15 @@ class Column:
         return dataclasses.replace(self, dtype=dtype)
 
     def number(self) -> int | float:
-        """The value of a variable of shape []."""
+        """The value of a variable of shape [].
+
+        Raises a ValueError if it has another shape.
+        """
+        if math.prod(self.shape) != 1:
+            raise ValueError(
+                f"'{self.name}' must be a number, but has the shape "
+                f"{list(self.shape)}."
+            )
         return self.read(0, 1).item()
 
 

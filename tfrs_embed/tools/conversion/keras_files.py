@@ -11,13 +11,19 @@ import collections
 import dataclasses
 import os
 import re
+import struct
+import tempfile
 import zipfile
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import h5py
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.stored import most_bytes
+from tfrs_embed.compat import hdf5
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
@@ -32,6 +38,12 @@ from tfrs_embed.tools.conversion.contents import (
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MEMBER = "model.weights.h5"
 _BLOCK = 1 << 20
+#: What Python's zipfile and h5py raise of files that they can't read. A
+#: RuntimeError: the member is encrypted, or compressed in an unknown way.
+_UNREADABLE = (
+    *(EOFError, OSError, RuntimeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
 _EMBEDDING = re.compile(r"((?:.*/)?embedding(?:_\d+)?)/vars/0")
 _KERAS_RS = re.compile(rf"(.+)/{keras_rs.LAYERS}/([^/]+)/vars/0")
 # Tables of this package's layers and TFRS's.
@@ -57,19 +69,17 @@ def read(path: str) -> Contents:
             layers.
         ValueError: the file is damaged.
     """
-    datasets: dict[str, h5py.Dataset] = {}
-
-    def add(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            datasets[name] = item
-
-    file = _open(path)
-    file.visititems(add)
+    try:
+        file = _open(path)
+        items = hdf5.objects(file)
+    except _UNREADABLE as error:
+        raise ValueError(f"'{path}' can't be read: {error}") from error
+    datasets = {n: i for n, i in items.items() if isinstance(i, h5py.Dataset)}
     _check_readable(path, file, datasets)
     found = Contents(path)
     for name, dataset in datasets.items():
         if match := _KERAS_RS.fullmatch(name):
-            place = match[1], _name(file, name.removesuffix("/vars/0"))
+            place = match[1], _name(items, name.removesuffix("/vars/0"))
         elif match := _EMBEDDING.fullmatch(name):
             place = match[1], ""
         else:
@@ -90,7 +100,7 @@ def read(path: str) -> Contents:
             "Slots of Keras's optimizers have no names in its files, and are "
             "not taken; a tf.train.Checkpoint of the compiled model has them."
         )
-    _name_layers(file, found)
+    _name_layers(items, found)
     return found
 
 
@@ -112,21 +122,27 @@ def _check_readable(
 
 
 def _open(path: str) -> h5py.File:
-    try:
-        if not zipfile.is_zipfile(path):
-            return h5py.File(path, "r")
-        archive = zipfile.ZipFile(path)
-        if _MEMBER not in archive.namelist():
-            raise ValueError(
-                f"'{path}' is no model of Keras: it has no '{_MEMBER}'."
-            )
+    if not zipfile.is_zipfile(path):
+        return h5py.File(path, "r")
+    archive = zipfile.ZipFile(path)
+    if _MEMBER not in archive.namelist():
+        raise ValueError(f"it has no '{_MEMBER}', as models of Keras do.")
+    there = archive.getinfo(_MEMBER)
+    if there.file_size > most_bytes(there.compress_size):
+        raise ValueError(
+            f"'{_MEMBER}' has {there.compress_size} bytes in it, and "
+            f"would inflate to {there.file_size}: unpack it, if you trust it."
+        )
+    # HDF5 reads in any order, for which zipfile would inflate the member again
+    # and again.
+    compressed = there.compress_type != zipfile.ZIP_STORED
+    copy = tempfile.TemporaryFile() if compressed else None  # noqa: SIM115
+    with archive.open(there) as member:
         # Reading to the end verifies the checksum.
-        with archive.open(_MEMBER) as member:
-            while member.read(_BLOCK):
-                pass
-        return h5py.File(archive.open(_MEMBER), "r")
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"'{path}' can't be read: {error}") from error
+        while block := member.read(_BLOCK):
+            if copy is not None:
+                copy.write(block)
+    return h5py.File(copy or archive.open(there), "r")
 
 
 def _column(path: str, dataset: h5py.Dataset) -> Column:
@@ -140,12 +156,12 @@ def _column(path: str, dataset: h5py.Dataset) -> Column:
     return Column(dataset.shape, read, dtype, path)
 
 
-def _name_layers(file: h5py.File, found: Contents) -> None:
+def _name_layers(items: Mapping[str, Any], found: Contents) -> None:
     """Gives layers their names instead of their groups.
 
     Layers of one name keep their groups.
     """
-    names = {table.layer: _name(file, table.layer) for table in found.tables}
+    names = {table.layer: _name(items, table.layer) for table in found.tables}
     count = collections.Counter(names.values())
     for i, table in enumerate(found.tables):
         name = names[table.layer]
@@ -153,8 +169,8 @@ def _name_layers(file: h5py.File, found: Contents) -> None:
             found.tables[i] = dataclasses.replace(table, layer=name)
 
 
-def _name(file: h5py.File, group: str) -> str:
+def _name(items: Mapping[str, Any], group: str) -> str:
     """The name of a group's layer in Keras, or else the group's name."""
-    variables = file.get(f"{group}/vars")
-    named = variables.attrs.get("name") if variables is not None else None
-    return str(named or group.rpartition("/")[2])
+    variables = items.get(f"{group}/vars")
+    named = "" if variables is None else hdf5.text(variables, "name")
+    return named or group.rpartition("/")[2]

@@ -15,11 +15,13 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import SUFFIX, in_key, key_of
+from tfrs_embed.checkpoint.stored import most_bytes
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
 from tfrs_embed.tools.conversion.contents import Column, Other
 
 #: The tensor with the graph of objects, serialized.
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_LONGEST_NAME = 4096
 
 
 class SavedObjects:
@@ -49,12 +51,12 @@ class SavedObjects:
             {
                 child.local_name: child.node_id
                 for child in node.children
-                if child.node_id < len(graph.nodes)
+                if 0 <= child.node_id < len(graph.nodes)
             }
             for node in graph.nodes
         ]
         self.is_saved_model = any("signatures" in n for n in self.nodes[:1])
-        self.paths = self._find_paths()
+        self.paths = self._find_paths(graph.ByteSize())
         self.columns: dict[int, Column] = {}
         self.full_names: dict[int, str] = {}
         for number, node in enumerate(graph.nodes):
@@ -62,6 +64,11 @@ class SavedObjects:
             keys = {key_of(node.registered_saver.object_name): ""}
             keys |= {a.checkpoint_key: a.full_name for a in node.attributes}
             for key, full_name in keys.items():
+                if len(full_name) > _LONGEST_NAME:
+                    raise ValueError(
+                        f"'{key}' in '{prefix}' has a name in Python of "
+                        f"{len(full_name)} letters."
+                    )
                 if key in self.reader.shapes and key.endswith(SUFFIX):
                     self.columns[number] = self._column(key)
                     self.full_names[number] = full_name
@@ -76,7 +83,9 @@ class SavedObjects:
             for slot in node.slot_variables
         ]
 
-    def _find_paths(self) -> dict[int, str]:
+    def _find_paths(self, size: int) -> dict[int, str]:
+        """Finds the paths of a graph of `size` bytes."""
+        left = most_bytes(size)
         found = {0: ""} if self.nodes else {}
         waiting = collections.deque(found)
         while waiting:
@@ -85,6 +94,13 @@ class SavedObjects:
                 if number not in found:
                     path = f"{found[owner]}/{in_key(name)}"
                     found[number] = path.removeprefix("/")
+                    left -= len(path)
+                    if left < 0:
+                        raise ValueError(
+                            f"The objects in '{self.reader.prefix}' are so "
+                            f"deep that their paths need more than "
+                            f"{most_bytes(size)} bytes."
+                        )
                     waiting.append(number)
         return found
 

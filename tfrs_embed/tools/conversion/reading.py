@@ -45,6 +45,16 @@ def read(path: str) -> Contents:
         tf.errors.OpError: the checkpoint is damaged.
     """
     path = paths.resolve(path, "source")
+    try:
+        return _read_any(path)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"The objects in '{path}' don't fit together: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+
+
+def _read_any(path: str) -> Contents:
     if sok.is_folder(path):
         paths.check_local(path)
         return sok.read(path)

@@ -91,7 +91,8 @@ def is_folder(path: str) -> bool:
 def read(folder: str) -> Contents:
     """Finds the variables of a folder: each becomes a layer's table of keys.
 
-    Raises a ValueError if a variable's files don't fit together.
+    Raises a ValueError if a variable's files don't fit together, or are not in
+    the folder.
     """
     found = Contents(folder, "SOK")
     names = sorted(os.listdir(folder))
@@ -114,6 +115,8 @@ def read(folder: str) -> Contents:
             raise ValueError(
                 f"'{folder}' has keys, but no '{paths[PARAMETERS]}'."
             )
+        for each in (name, *paths.values()):
+            _check_place(folder, each)
         found.taken |= {name, *paths.values()}
         path = os.path.join(folder, name)
         paths = {n: os.path.join(folder, each) for n, each in paths.items()}
@@ -142,6 +145,16 @@ def read(folder: str) -> Contents:
         if name not in found.taken
     ]
     return found
+
+
+def _check_place(folder: str, name: str) -> None:
+    """Raises a ValueError if a name is no file of the folder itself."""
+    path = os.path.join(folder, name)
+    there = os.path.dirname(os.path.realpath(path))
+    if not os.path.isfile(path) or there != os.path.realpath(folder):
+        raise ValueError(
+            f"'{path}' is no file, or a link to one outside of the folder."
+        )
 
 
 def _headed(path: str, holds: int) -> _File:

@@ -134,11 +134,13 @@ def _stacked(saved: SavedObjects, stack: Column, layout: Any) -> Column:
     rows, dim = layout.unsharded_shape
     there = list(stack.shape)
     stack_rows = shards * layout.total_rows_per_sparse_core_shard
-    if len(there) != 2 or there[0] != stack_rows or there[1] < dim:
+    fits = len(there) == 2 and there[0] == stack_rows and 0 < dim <= there[1]
+    if not fits or not 0 <= rows <= stack_rows or shards < 1:
         raise ValueError(
             f"'{stack.name}' in '{saved.reader.prefix}' has the shape {there}. "
-            f"Its layout says that it has {stack_rows} rows, and that '"
-            f"{layout.table_name}' takes {dim} columns of it."
+            f"Its layout says that it has {stack_rows} rows in {shards} parts, "
+            f"and that '{layout.table_name}' takes {rows} of them, and {dim} "
+            "columns."
         )
     key = key_of(stack.name)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat import strict_json
 from tfrs_embed.tools.monitoring.reports import StatisticsReport, flatten
 
 #: The name of the first worker's file; other workers' names have a suffix.
@@ -118,21 +119,18 @@ def read_workers(folder: Any) -> list[list[dict[str, Any]]]:
 
 
 def _read(path: str) -> list[dict[str, Any]]:
-    with tf.io.gfile.GFile(path, "r") as file:
+    with tf.io.gfile.GFile(path, "rb") as file:
         lines = file.read().splitlines()
     return [
         _report(f"'{path}', line {number},", line)
         for number, line in enumerate(lines, 1)
         # A line without an end is from a process that was killed.
-        if not line.startswith("{") or line.endswith("}")
+        if not line.startswith(b"{") or line.endswith(b"}")
     ]
 
 
-def _report(where: str, line: str) -> dict[str, Any]:
-    try:
-        report = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None
+def _report(where: str, line: bytes) -> dict[str, Any]:
+    report = strict_json.parse(line, where)
     wanted = {"layer", "step", "tables"}
     if not isinstance(report, dict) or not wanted <= set(report):
         raise ValueError(

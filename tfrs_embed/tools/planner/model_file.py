@@ -89,5 +89,4 @@ def read(path: str) -> Model:
         OSError: the file can't be read.
         ValueError: the file is not what docs/planning.md describes.
     """
-    text = pathlib.Path(path).read_text("utf-8")
-    return strict_json.loads(text, Model, "config")
+    return strict_json.loads(pathlib.Path(path).read_bytes(), Model, "config")

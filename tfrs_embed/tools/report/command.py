@@ -13,7 +13,9 @@ from tfrs_embed.tools.command_line import (
     FINE,
     WRONG,
     add_command,
+    escaped_logs,
     fail,
+    show,
 )
 from tfrs_embed.tools.report.writing import write
 
@@ -55,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         or the page can't be made.
     """
     try:
-        write(args.paths, args.output)
+        with escaped_logs():
+            write(args.paths, args.output)
     except (FileNotFoundError, ValueError) as error:
         return fail(error, WRONG)
     except tf.errors.OpError as error:
@@ -64,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
         return fail(error, FAILED)
     except MemoryError as error:
         return fail(f"not enough memory: {error}", FAILED)
-    print(f"Written to '{args.output}'.")
+    show(f"Written to '{args.output}'.")
     return FINE

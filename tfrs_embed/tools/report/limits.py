@@ -20,7 +20,7 @@ _TABLES = {
 }
 
 
-def limits(path: str, text: str) -> page.Part:
+def limits(path: str, text: bytes) -> page.Part:
     """Returns the part of the limits report at `path`, given its JSON.
 
     Raises:

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tfrs_embed.compat.text_table import format_value
+from tfrs_embed.compat.text_table import format_value, printable
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.tools.monitoring.reports import flatten
 from tfrs_embed.tools.report.pictures import Picture, bars, lines
@@ -159,6 +159,12 @@ def _title(column: str) -> str:
     return column.replace("_", " ").replace("/", " ")
 
 
+def _shown(value: Any) -> Any:
+    """What the page shows of a value; a macro's markup stays."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable(value) if is_text else value
+
+
 def render(parts: Iterable[Part]) -> str:
     """Returns the page's HTML."""
     import jinja2
@@ -166,6 +172,7 @@ def render(parts: Iterable[Part]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -173,5 +180,4 @@ def render(parts: Iterable[Part]) -> str:
     page = environment.get_template("page.html.jinja").render(
         parts=list(parts), version=__version__
     )
-    # Names of files need not be valid Unicode.
-    return str(page).encode("utf-8", "replace").decode("utf-8")
+    return str(page)

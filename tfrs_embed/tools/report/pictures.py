@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from tfrs_embed.compat.text_table import printable
+
 #: The most bars, or lines, that a picture has room for.
 MOST_BARS = 15
 MOST_LINES = 8
@@ -115,7 +117,7 @@ def _figure(
 
 def _shorten(name: str) -> str:
     """Returns the end of a name: paths often begin alike."""
-    name = "".join(c if c.isprintable() else " " for c in name)
+    name = printable(name)
     return (
         name if len(name) <= _MOST_LETTERS else "…" + name[1 - _MOST_LETTERS :]
     )

@@ -15,7 +15,7 @@ from tfrs_embed.tools.report.page import Part, Section
 from tfrs_embed.tools.report.pictures import bars
 
 
-def plan(path: str, text: str) -> Part:
+def plan(path: str, text: bytes) -> Part:
     """Returns the part of the plan at `path`, given its JSON.
 
     Raises:

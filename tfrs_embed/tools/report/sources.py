@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import file_names
+from tfrs_embed.compat import strict_json
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import exported
 from tfrs_embed.tools.conversion import paths as paths_lib
@@ -52,12 +52,10 @@ def read(paths: Sequence[str]) -> list[Part]:
 def _json(path: str) -> Part:
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            text = file.read().decode("utf-8")
-        value = json.loads(text)
+            text = file.read()
     except tf.errors.NotFoundError:
         raise ValueError(f"There is no file '{path}'.") from None
-    except ValueError as error:
-        raise ValueError(f"'{path}' is not JSON: {error}.") from None
+    value = strict_json.parse(text, f"'{path}'")
     fields = set(value) if isinstance(value, dict) else set()
     try:
         if "per_replica" in fields:

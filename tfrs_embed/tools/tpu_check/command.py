@@ -20,6 +20,7 @@ from tfrs_embed.tools.command_line import (
     add_command,
     checked,
     fail,
+    show,
 )
 from tfrs_embed.tools.tpu_check.checking import check
 from tfrs_embed.tools.tpu_check.compiling import Compiler
@@ -91,14 +92,15 @@ def run(args: argparse.Namespace) -> int:
         )
     except CheckError as error:
         # The text may have several lines, which `fail` would join.
-        print(f"error: {error}", file=sys.stderr)
+        show(*f"error: {error}".split("\n"), file=sys.stderr)
         return FAILED
     except OSError as error:
         return fail(error, FAILED)
     except Exception:
         traceback.print_exc()
         return fail(f"{args.program} failed; see above", FAILED)
-    print(json.dumps(_as_json(report), indent=2) if args.json else report)
+    text = json.dumps(_as_json(report), indent=2) if args.json else str(report)
+    show(*text.split("\n"))
     return FAILED if report.refused or report.not_checked else FINE
 
 

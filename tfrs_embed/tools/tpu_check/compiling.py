@@ -120,7 +120,8 @@ class Compiler:
         lines = [
             json.loads(line)
             for line in done.stdout.splitlines()
-            if line.startswith("{")
+            # A compiler that crashes may leave a line without its end.
+            if line.startswith("{") and line.endswith("}")
         ]
         if not lines:
             raise CheckError(
