@@ -186,6 +186,7 @@ HEADER = {"id": "a", "number": 1, "previous": "ckpt-0", "previous_id": "b"}
         ("[1, 2]", "header must be an object"),
         ("{", "is not JSON"),
         ("[" * 5000, "its header has more than 4096 bytes"),
+        ("[" * 4000, "is not JSON"),
         (b"\xff", "is not JSON"),
         ({**HEADER, "more": 1}, r"unknown fields ['more']"),
         ({"number": 1}, r"lacks the fields ['id']"),

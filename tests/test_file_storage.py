@@ -286,7 +286,7 @@ def test_a_killed_process_may_leave_no_more_than_a_folder(tmp_path):
     make_layer(FileStorage(tmp_path)).build(None)
     gc.collect()
     (folder_of(tmp_path) / "table.json").write_text("mine")
-    with pytest.raises(ValueError, match="of another table: mine, not"):
+    with pytest.raises(ValueError, match="of another table: 'mine', not"):
         make_layer(FileStorage(tmp_path)).build(None)
 
 

@@ -16,7 +16,7 @@ from absl import logging
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.file_names import in_folder
-from tfrs_embed.compat import files, progress
+from tfrs_embed.compat import files, progress, strict_json
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
 from tfrs_embed.configs.tables import TableSpec
@@ -25,6 +25,8 @@ from tfrs_embed.configs.tables import TableSpec
 _ABOUT = "table.json"
 _NEW = f"{_ABOUT}.new"
 _LOCK = "lock"
+# More than the first file has: a table's name is a file's, too.
+_MOST_BYTES = 4096
 
 
 class FileVariable(UnmirroredVariable):
@@ -118,16 +120,17 @@ class TableFiles:
     def _describe(self, about: dict[str, Any]) -> None:
         path = os.path.join(self.folder, _ABOUT)
         if os.path.exists(path):
-            with open(files.open_own(path, os.O_RDONLY)) as file:
-                text = file.read()
+            with open(files.open_own(path, os.O_RDONLY), "rb") as file:
+                text = file.read(_MOST_BYTES)
             try:
-                found = json.loads(text)
-            except (RecursionError, ValueError):
-                found = text[:80]  # Of another program.
+                found = strict_json.parse(text, f"'{path}'")
+            except ValueError:
+                # Of another program.
+                found = text[:80].decode(errors="replace")
             if found != about:
                 raise ValueError(
                     f"{self._where}: '{self.folder}' has the files of another "
-                    f"table: {found}, not {about}. Give this one another "
+                    f"table: {found!r}, not {about}. Give this one another "
                     "folder, or remove the files."
                 )
             logging.warning(
