@@ -728,6 +728,17 @@ def test_a_legacy_optimizer_is_made_again():
     assert again.get_config() == given.get_config()
 
 
+@pytest.mark.parametrize("name", ["Adam", "Custom>Adam"])
+def test_an_optimizer_of_a_saved_model_is_made_again(name):
+    given = tf_keras.optimizers.Adam(rate_of(tf_keras))
+    stored = as_json(conversion.serialize(given))
+    inner = stored["config"]["config"]
+    stored["config"] = {"class_name": name, "config": inner}
+    again = conversion.deserialize(stored, tf_keras, "Table 't'")
+    assert type(again) is type(given)
+    assert again.get_config() == given.get_config()
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("place", "value", "message"),

@@ -68,7 +68,8 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     found = _find(config, kind, keras)
     if found is None:
         raise _refused(where, config, kind, keras)
-    if not isinstance(found, type):
+    is_class: bool = isinstance(found, type)
+    if not is_class:
         return found
     if keras.__name__ == kerases.TF_KERAS:
         _check_nested(inner, keras, where)

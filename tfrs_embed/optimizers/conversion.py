@@ -392,7 +392,9 @@ def deserialize(config: Any, keras: Any, where: str) -> Any:
 
 def _keras_from_config(config: Any, keras: Any, where: str) -> Any:
     """Returns the optimizer of `keras` that it has stored as `config`."""
-    name, arguments = config["class_name"], dict(config["config"])
+    # SavedModels have the registered name: "Custom>Adam".
+    name = config["class_name"].rpartition(">")[2]
+    arguments = dict(config["config"])
     if "inner_optimizer" in arguments:
         inner = arguments.pop("inner_optimizer")
         inner = _keras_from_config(inner, keras, where)
