@@ -540,10 +540,14 @@ class SevensOfKeras3(keras_3.initializers.Initializer):
     get_config = Sevens.get_config
 
 
+def own_of(keras):
+    return Sevens if keras is tf_keras else SevensOfKeras3
+
+
 def local_initializer(form, keras):
     """A new class, or function, that no module has."""
 
-    class Local(Sevens if keras is tf_keras else SevensOfKeras3):
+    class Local(own_of(keras)):
         pass
 
     class Plain:
@@ -595,6 +599,23 @@ def test_a_file_with_a_registered_initializer_loads(way, form, keras, tmp_path):
             loaded = keras.saving.load_model(path)
     with keras.saving.custom_object_scope(custom):
         assert_sevens(loaded, keras)
+
+
+@BOTH
+def test_a_registered_name_is_a_function_or_class_of_its_kind(keras):
+    function = local_initializer("function", keras)
+    custom = {"one": function, "two": own_of(keras)}
+    with keras.saving.custom_object_scope(custom):
+        cls, config = config_with(keras, TABLE, "one")
+        [again, *_] = cls.from_config(config)._spec.tables
+        assert again.initializer is function
+        cls, config = config_with(keras, TABLE, "two")
+        [again, *_] = cls.from_config(config)._spec.tables
+        assert type(again.initializer) is own_of(keras)
+    for name in ("tfrs_embed>Embedding", "tfrs_embed>DynamicEmbedding"):
+        cls, config = config_with(keras, TABLE, name)
+        with pytest.raises(ValueError, match=f"Table 'movie': .*{name}"):
+            cls.from_config(config)
 
 
 @BOTH

@@ -46,8 +46,9 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     the Keras, which refuses them in its safe mode.
 
     Args:
-        config: a dict with "class_name" and "config", which isn't changed. None
-            and names, which are strings, are returned as they are.
+        config: a dict with "class_name" and "config", which isn't changed; a
+            registered name; or None. Another string is returned as it is: Keras
+            looks it up among its own names.
         kind: the path of the kind's module in a Keras: "initializers".
         keras: the Keras that has stored the object.
         where: begins error messages: "Table 'user'".
@@ -56,8 +57,12 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
         ValueError: the config names nothing of this kind, or its values, or
             objects nested in them, can't be taken.
     """
-    if config is None or isinstance(config, str):
-        return config
+    if isinstance(config, str):
+        if keras.saving.get_registered_object(config) is None:
+            return config
+        config = {"class_name": config, "config": {}}
+    if config is None:
+        return None
     name = config.get("class_name") if isinstance(config, Mapping) else None
     if not isinstance(name, str):
         raise _refused(where, config, kind, keras)
