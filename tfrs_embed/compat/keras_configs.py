@@ -31,9 +31,8 @@ _BASES = {
 }
 # The base classes of TensorFlow's initializers, without and with partitions.
 _OF_TENSORFLOW = (init_ops.Initializer, init_ops_v2.Initializer)
-# The class names of arrays in configs, and of lambdas.
+# The class names of arrays in configs.
 _ARRAYS = ("__numpy__", "__tensor__")
-_LAMBDA = "__lambda__"
 
 
 def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
@@ -67,22 +66,23 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     if not isinstance(name, str):
         raise _refused(where, config, kind, keras)
     inner = config.get("config")
-    if name == _LAMBDA:
-        stored = {"class_name": name, "config": inner}
-        return keras.saving.deserialize_keras_object(stored)
+    if name == "__lambda__":
+        return keras.saving.deserialize_keras_object(
+            {"class_name": name, "config": inner}
+        )
     found = _find(config, kind, keras)
     if found is None:
         raise _refused(where, config, kind, keras)
     is_class: bool = isinstance(found, type)
     if not is_class:
         return found
-    if keras.__name__ == kerases.TF_KERAS:
-        _check_nested(inner, keras, where)
     # Classes of these packages don't read arrays in configs of all formats.
     package = found.__module__.partition(".")[0]
     with_arrays = package in ("tensorflow", kerases.TF_KERAS)
     try:
-        made = found.from_config(_copied(inner or {}, with_arrays))
+        made = found.from_config(
+            _checked(inner or {}, keras, where, with_arrays)
+        )
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             f"{where}: {keras.__name__}'s {name} can't be made of the config "
@@ -124,39 +124,32 @@ def _is_of(found: Any, kind: str, keras: Any) -> bool:
     return isinstance(found, type) and issubclass(found, tuple(bases))
 
 
-def _check_nested(value: Any, keras: Any, where: str) -> None:
-    """Refuses values that tf_keras would import a module for."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            _check_nested(each, keras, where)
-    if not isinstance(value, Mapping):
-        return
-    if "class_name" in value:
-        name = value["class_name"]
-        if name in _ARRAYS and "config" in value:
-            return
-        if not isinstance(name, str) or not any(
-            _find(value, kind, keras) for kind in _BASES
-        ):
-            raise _refused(where, value, "objects in configs", keras)
-    for each in value.values():
-        _check_nested(each, keras, where)
-
-
-def _copied(value: Any, with_arrays: bool) -> Any:
+def _checked(value: Any, keras: Any, where: str, with_arrays: bool) -> Any:
     """Returns a copy of a config, as Keras writes into what it reads.
 
-    `with_arrays` makes arrays of the dicts that stand for them.
+    Objects nested in it for which tf_keras would import a module are a
+    ValueError. `with_arrays` makes arrays of the dicts that stand for them.
     """
-    if isinstance(value, list):
-        return [_copied(each, with_arrays) for each in value]
+    if isinstance(value, (list, tuple)):
+        items = [_checked(each, keras, where, with_arrays) for each in value]
+        return tuple(items) if isinstance(value, tuple) else items
     if not isinstance(value, Mapping):
         return value
-    if with_arrays and value.get("class_name") in _ARRAYS:
+    name = value.get("class_name")
+    if name in _ARRAYS and "config" in value:
         stored = value["config"]
+        if not with_arrays:
+            return {"class_name": name, "config": dict(stored)}
         dtype = tf.as_dtype(stored["dtype"]).as_numpy_dtype
         return np.array(stored["value"], dtype)
-    return {key: _copied(each, with_arrays) for key, each in value.items()}
+    if "class_name" in value and keras.__name__ == kerases.TF_KERAS:
+        named = isinstance(name, str)
+        if not named or not any(_find(value, kind, keras) for kind in _BASES):
+            raise _refused(where, value, "objects in configs", keras)
+    return {
+        key: _checked(each, keras, where, with_arrays)
+        for key, each in value.items()
+    }
 
 
 def _refused(where: str, config: Any, kind: str, keras: Any) -> ValueError:
