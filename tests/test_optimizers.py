@@ -206,7 +206,9 @@ def test_an_accepted_form_becomes_its_rule_and_rate(form):
 def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
     make, rule, rate = FORMS[form]
     stored = json.loads(json.dumps(conversion.serialize(make())))
-    optimizer = convert(conversion.deserialize(stored, keras), "Table 't'")
+    optimizer = convert(
+        conversion.deserialize(stored, keras, "Table 't'"), "Table 't'"
+    )
     assert optimizer.rule == rule
     assert optimizer.learning_rate == pytest.approx(rate)
 

@@ -15,29 +15,35 @@ import tensorflow as tf
 TF_KERAS = "tf_keras"
 KERAS_3 = "keras"
 
-_NAMES = (TF_KERAS, KERAS_3)
+#: The names of both.
+NAMES = (TF_KERAS, KERAS_3)
 #: The module with this library's layers of Keras 3.
 _LAYERS_OF_KERAS_3 = "tfrs_embed.layers.keras3"
 
 
 def loaded() -> list[Any]:
     """Returns the Kerases that the program has imported."""
-    return [sys.modules[name] for name in _NAMES if name in sys.modules]
+    return [sys.modules[name] for name in NAMES if name in sys.modules]
 
 
 def of(value: Any) -> Any:
     """Returns the Keras of a value's class or a base of it, or None."""
-    for kind in type(value).__mro__:
+    return of_class(type(value))
+
+
+def of_class(cls: type) -> Any:
+    """Returns the Keras of a class or a base of it, or None."""
+    for kind in cls.__mro__:
         package = kind.__module__.partition(".")[0]
-        if package in _NAMES and package in sys.modules:
+        if package in NAMES and package in sys.modules:
             return sys.modules[package]
     return None
 
 
 def named(name: str) -> Any:
     """Imports the Keras of a package's name; a ValueError for other names."""
-    if name not in _NAMES:
-        raise ValueError(f"A Keras is one of {list(_NAMES)}, got {name!r}.")
+    if name not in NAMES:
+        raise ValueError(f"A Keras is one of {list(NAMES)}, got {name!r}.")
     return importlib.import_module(name)
 
 

@@ -114,7 +114,9 @@ try:
         control_flow_v2_func_graphs,
         # The shapes of variables behind handles, for `tpu_check`.
         handle_data_util,
-        # Initializers that can make a part of a table: those of TF itself.
+        # Initializers that can make a part of a table: those of TF itself; and
+        # the base of those of TensorFlow 1.
+        init_ops,
         init_ops_v2,
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
-from tfrs_embed.compat.private_tensorflow import init_ops_v2
+from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.configs.dynamic_keys import (
     DynamicKeys,
@@ -108,9 +108,12 @@ def features_from_config(config: Any, keras: Any) -> Any:
     """Returns the nesting of FeatureConfigs that `features_to_config` stored.
 
     Tables shared by features, and optimizers shared by tables, are shared
-    again.
+    again. A name that isn't of its kind is a ValueError.
     """
-    shared = [conversion.deserialize(o, keras) for o in config["optimizers"]]
+    shared = [
+        conversion.deserialize(o, keras, "A table's optimizer")
+        for o in config["optimizers"]
+    ]
     tables = [
         _table_from_config(table, shared, keras) for table in config["tables"]
     ]
@@ -136,7 +139,9 @@ def from_config(config: Any) -> Any:
         return config
     fields = {name: from_config(value) for name, value in config.items()}
     # Older files have no class for keys.
-    return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
+    name = fields.pop(_CLASS, DynamicKeys.__name__)
+    choice(name, tuple(_DECLARATIONS), "A declaration's class")
+    return _DECLARATIONS[name](**fields)
 
 
 def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
@@ -185,7 +190,7 @@ def _table_from_config(
     arguments = dict(config)
     kind = arguments.pop("kind")
     arguments["initializer"] = initializer_from_config(
-        arguments["initializer"], keras
+        arguments["initializer"], keras, f"Table '{arguments['name']}'"
     )
     arguments["optimizer"] = shared[arguments["optimizer"]]
     if kind == "own":
@@ -207,21 +212,15 @@ def initializer_to_config(initializer: Any, keras: Any) -> Any:
     return keras.saving.serialize_keras_object(initializer)
 
 
-def initializer_from_config(config: Any, keras: Any) -> Any:
-    """Returns the stored initializer, of its own Keras or the layer's."""
-    if config and _KERAS in config:
+def initializer_from_config(config: Any, keras: Any, where: str) -> Any:
+    """Returns the stored initializer, of its own Keras or the layer's.
+
+    `where` begins the ValueError of what is no initializer, or isn't known.
+    """
+    if isinstance(config, Mapping) and _KERAS in config:
         config = dict(config)
         keras = kerases.named(config.pop(_KERAS))
-    # Keras's HDF5 format has no module names; TensorFlow's own initializers are
-    # found only by module.
-    module = config.get("module", "keras") if config else "keras"
-    if module.split(".")[0] in ("keras", "tf_keras"):
-        return keras.initializers.deserialize(config)
-    if module == init_ops_v2.__name__:
-        # Keras 3 doesn't deserialize TensorFlow's classes.
-        kind = getattr(init_ops_v2, config["class_name"])
-        return kind.from_config(config["config"])
-    return keras.saving.deserialize_keras_object(config)
+    return keras_configs.deserialize(config, "initializers", keras, where)
 
 
 def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:

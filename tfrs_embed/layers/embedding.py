@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_configs, kerases
 from tfrs_embed.compat.arguments import choice, integer
 from tfrs_embed.configs.tables import COMBINERS
 from tfrs_embed.configs.types import Combiner, KerasArguments
@@ -17,6 +17,14 @@ from tfrs_embed.storage import allocation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# The arguments that are Keras's objects, and their kinds.
+_KINDS = {
+    "embeddings_initializer": "initializers",
+    "embeddings_regularizer": "regularizers",
+    "activity_regularizer": "regularizers",
+    "embeddings_constraint": "constraints",
+}
 
 
 class Embedding(Layer):
@@ -138,14 +146,9 @@ class Embedding(Layer):
         config = super().get_config()
         for name in ("input_dim", "output_dim", "mask_zero", "combiner"):
             config[name] = getattr(self, name)
-        keras = self._keras
-        for name, kind in (
-            ("embeddings_initializer", keras.initializers),
-            ("embeddings_regularizer", keras.regularizers),
-            ("activity_regularizer", keras.regularizers),
-            ("embeddings_constraint", keras.constraints),
-        ):
-            config[name] = kind.serialize(getattr(self, name))
+        for name, kind in _KINDS.items():
+            module = getattr(self._keras, kind)
+            config[name] = module.serialize(getattr(self, name))
         return config
 
     @classmethod
@@ -153,6 +156,8 @@ class Embedding(Layer):
         """Makes the layer from its config, or from that of a Keras Embedding.
 
         `input_length` is dropped: shapes are inferred. `config` isn't changed.
+        An initializer, regularizer or constraint that isn't the Keras's,
+        TensorFlow's, registered or imported is a ValueError.
         """
         config = dict(config)
         for key in ("input_length", "batch_input_shape"):
@@ -160,4 +165,9 @@ class Embedding(Layer):
         # Keras 3's Embedding has this key; None is its default.
         if config.get("quantization_config") is None:
             config.pop("quantization_config", None)
+        for name, kind in _KINDS.items():
+            if name in config:
+                config[name] = keras_configs.deserialize(
+                    config[name], kind, cls._keras, f"Embedding: {name}"
+                )
         return cls(**config)

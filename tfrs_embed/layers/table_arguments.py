@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import tensorflow as tf
 
+from tfrs_embed.compat import keras_configs
 from tfrs_embed.compat.arguments import choice, integer_or_none
 from tfrs_embed.configs import serialization
 from tfrs_embed.configs.tables import TableSpec, by_optimizer
@@ -91,7 +92,15 @@ def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
     for name, (_, restore) in _stored(keras).items():
         if arguments.get(name) is not None:
             arguments[name] = restore(arguments[name])
-    arguments["optimizer"] = conversion.deserialize(config["optimizer"], keras)
+    arguments["optimizer"] = conversion.deserialize(
+        config["optimizer"], keras, "optimizer"
+    )
+    arguments["activity_regularizer"] = keras_configs.deserialize(
+        config.get("activity_regularizer"),
+        "regularizers",
+        keras,
+        "activity_regularizer",
+    )
     return arguments
 
 
@@ -112,7 +121,9 @@ def _stored(
         "embedding_feature": (lambda each: each.name, _FEATURES.__getitem__),
         "embedding_initializer": (
             lambda each: serialization.initializer_to_config(each, keras),
-            lambda each: serialization.initializer_from_config(each, keras),
+            lambda each: serialization.initializer_from_config(
+                each, keras, "embedding_initializer"
+            ),
         ),
         "eviction": _RULE,
         "eviction_policy": _RULE,

@@ -439,12 +439,31 @@ class TableHolder(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableHolder:
-        """Makes the layer from the result of `get_config`."""
-        arguments = from_config(config, cls._keras)
-        if cls._FEATURES is not None:
-            arguments[cls._FEATURES] = serialization.features_from_config(
-                config[cls._FEATURES], cls._keras
-            )
+        """Makes the layer from the result of `get_config`.
+
+        No module is imported for what the config names.
+
+        Raises:
+            ValueError: an initializer, optimizer, schedule or regularizer isn't
+                the Keras's, TensorFlow's, registered or imported; or a value is
+                not as `get_config` stores it.
+        """
+        try:
+            arguments = from_config(config, cls._keras)
+            if cls._FEATURES is not None:
+                arguments[cls._FEATURES] = serialization.features_from_config(
+                    config[cls._FEATURES], cls._keras
+                )
+        except (
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+        ) as error:
+            raise ValueError(
+                f"{cls.__name__}: its config isn't as get_config makes it: "
+                f"{error!r}"
+            ) from error
         return cls(**arguments)
 
     def __reduce__(self) -> Any:

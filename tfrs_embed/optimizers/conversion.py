@@ -6,7 +6,6 @@ rule's fields. Settings that no rule has exactly raise an error.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat.arguments import choice
 from tfrs_embed.optimizers.declared import OptimizerName, Regularized
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
@@ -366,26 +366,52 @@ def _assigned_rate(
     return None if rate == np.float32(optimizer.learning_rate) else rate
 
 
-def deserialize(config: Any, keras: Any) -> Any:
-    """Returns the optimizer that `serialize` stored.
+def deserialize(config: Any, keras: Any, where: str) -> Any:
+    """Returns the optimizer that `serialize` stored; `config` isn't changed.
 
-    `keras` makes its Keras optimizer or schedule.
+    `keras` makes its Keras optimizer or schedule. `where` begins the ValueError
+    of a name that is no optimizer's or schedule's.
     """
     if not isinstance(config, Mapping):
         return config
-    # Keras writes into what it reads.
-    config = copy.deepcopy(dict(config))
+    stored = config["config"]
     if config["kind"] == "keras":
-        return keras.optimizers.deserialize(config["config"])
-    arguments = config["config"]
-    if config["class_name"] == Regularized.__name__:
-        arguments["optimizer"] = deserialize(arguments["optimizer"], keras)
-        return Regularized(**arguments)
+        return _keras_from_config(stored, keras, where)
+    arguments = dict(stored)
+    name = config["class_name"]
+    if name == Regularized.__name__:
+        inner = deserialize(arguments.pop("optimizer"), keras, where)
+        return Regularized(inner, **arguments)
     if "clipvalue" in arguments:
         arguments["clipvalue"] = tuple(arguments["clipvalue"])
-    arguments["learning_rate"] = restored(arguments["learning_rate"], keras)
+    rate = restored(arguments["learning_rate"], keras, where)
     kinds = {kind.__name__: kind for kind in _OF_CLASS}
-    return kinds[config["class_name"]](**arguments)
+    choice(name, tuple(kinds), where)
+    return kinds[name](**{**arguments, "learning_rate": rate})
+
+
+def _keras_from_config(config: Any, keras: Any, where: str) -> Any:
+    """Returns the optimizer of `keras` that it has stored as `config`."""
+    # SavedModels have the registered name: "Custom>Adam".
+    name = config["class_name"].rpartition(">")[2]
+    arguments = dict(config["config"])
+    if "inner_optimizer" in arguments:
+        inner = arguments.pop("inner_optimizer")
+        inner = _keras_from_config(inner, keras, where)
+        return keras.mixed_precision.LossScaleOptimizer(inner, **arguments)
+    choice(name, tuple(_OF_KERAS), where)
+    if "learning_rate" in arguments:
+        rate = restored(arguments["learning_rate"], keras, where)
+        arguments["learning_rate"] = rate
+    # tf_keras's legacy optimizers don't store that they are legacy.
+    of_keras_2 = keras.__name__ == kerases.TF_KERAS
+    is_legacy = of_keras_2 and arguments.get("is_legacy_optimizer", True)
+    return keras_configs.deserialize(
+        {"class_name": name, "config": arguments},
+        "optimizers.legacy" if is_legacy else "optimizers",
+        keras,
+        where,
+    )
 
 
 # Arguments that an equal optimizer needs besides its rule's settings.

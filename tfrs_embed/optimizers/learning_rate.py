@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_configs, kerases
 from tfrs_embed.compat.arguments import number
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
@@ -140,12 +139,13 @@ def stored(rate: Any, name: str) -> Any:
     return rate if isinstance(rate, (int, float)) else float(rate)
 
 
-def restored(rate: Any, keras: Any) -> Any:
-    """Returns the rate given to `stored`; `keras` makes schedules."""
-    if isinstance(rate, Mapping):
-        # Keras writes into what it reads.
-        return keras.optimizers.schedules.deserialize(copy.deepcopy(rate))
-    return rate
+def restored(rate: Any, keras: Any, where: str) -> Any:
+    """Returns the rate given to `stored`, a number or a schedule of `keras`."""
+    if not isinstance(rate, Mapping):
+        return rate
+    return keras_configs.deserialize(
+        rate, "optimizers.schedules", keras, f"{where}: learning_rate"
+    )
 
 
 def check_rate(rate: Any, where: str) -> float:
