@@ -1,5 +1,7 @@
 """Tables whose memory is a file."""
 
+import mmap
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -103,6 +105,38 @@ def test_all_dtypes_of_rows(tmp_path, dtype):
     np.testing.assert_array_equal(found, values)
     uri = mapped(f"file://{tmp_path}/rows", dtype, [7, 3])
     np.testing.assert_array_equal(uri, values)
+
+
+def test_links_to_files_are_followed(table):
+    # Caches of downloaded models have links as files.
+    path, rows = table
+    link = path.with_name("link")
+    link.symlink_to(path)
+    np.testing.assert_array_equal(mapped(link)[:3], rows[:3])
+
+
+def test_pages_are_counted_once_however_often_rows_are_asked_for(tmp_path):
+    path, row, page = tmp_path / "rows", 16 << 20, mmap.PAGESIZE
+    with open(path, "wb") as file:
+        file.truncate(3 * row)
+    handle = variable(mapped(path, tf.int8, [3, row]))
+    module = kernels.operations("CPU")
+    # A list of the pages of all of them would have 1 GB.
+    ids = np.resize([2, 0, 0, 7, -1], 100_000)
+    found = module.tfrs_embed_pages_in_memory([handle], ids)
+    assert found.numpy().tolist() == [2 * row // page, 0]
+    module.tfrs_embed_read_ahead([handle], ids[3:5])
+    scatter(handle, [1], tf.ones([1, row], tf.int8))
+    found = module.tfrs_embed_pages_in_memory([handle], [1, 2])
+    assert found.numpy().tolist() == [2 * row // page, row // page]
+
+
+def test_a_scalar_of_a_files_memory_has_no_pages(tmp_path):
+    (tmp_path / "rows").write_bytes(bytes(4))
+    handle = variable(tf.reshape(mapped(tmp_path / "rows", shape=[1, 1]), []))
+    module = kernels.operations("CPU")
+    found = module.tfrs_embed_pages_in_memory([handle], [0])
+    assert found.numpy().tolist() == [0, 0]
 
 
 def test_a_table_without_rows(tmp_path):

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -26,6 +28,16 @@ struct KeyRecord {
   void set_stamp(uint64_t stamp) { state = stamp << 1 | (state & 1); }
   bool queued() const { return state & 1; }
   void set_queued(bool queued) { state = (state & ~uint64_t{1}) | queued; }
+};
+
+// Keys, or the memory of their rows, that can't be right.
+struct KeyError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+
+  static KeyError Twice(const KeyRecord& record) {
+    return KeyError("Key " + std::to_string(record.key) +
+                    " is among the keys twice.");
+  }
 };
 
 // The keys with the least scores, of which the very least are sorted. Scores

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -19,6 +20,14 @@
 #endif
 
 namespace tfrs_embed {
+
+// a + b, or the nearest number that there is: counts and steps may be any.
+inline int64_t Plus(int64_t a, int64_t b) {
+  int64_t sum;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return b < 0 ? std::numeric_limits<int64_t>::min()
+               : std::numeric_limits<int64_t>::max();
+}
 
 // Zeros, which take memory only once they are written to. They begin at a cache
 // line. Throws std::bad_alloc.

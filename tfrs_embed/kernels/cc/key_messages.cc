@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "op.h"
@@ -17,10 +18,18 @@ bool SumOfCounts(const int64_t* counts, int64_t tables, int64_t capacity,
                  int64_t* sum) {
   *sum = 0;
   for (int64_t t = 0; t < tables; ++t) {
-    if (counts[t] < 0 || counts[t] > capacity) return false;
+    if (counts[t] < 0 || counts[t] > capacity - *sum) return false;
     *sum += counts[t];
   }
-  return *sum <= capacity;
+  return true;
+}
+
+// Checks that places in messages to or from shards are numbers of 32 bits.
+absl::Status CheckPlaces(int64_t world, int64_t capacity) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (world == 0 || capacity <= kMost / world) return absl::OkStatus();
+  return InvalidArgument(world, " messages of ", capacity,
+                         " keys are more than ", kMost, " keys.");
 }
 
 class WriteKeysOp : public OpKernel {
@@ -29,18 +38,20 @@ class WriteKeysOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& counts_in = ctx->input(1);
-    OP_REQUIRES(ctx, counts_in.dims() == 2,
+    OP_REQUIRES(ctx, counts_in.dims() == 2 && counts_in.dim_size(1) > 0,
                 InvalidArgument("counts of shape ",
                                 counts_in.shape().DebugString()));
+    OP_REQUIRES_OK(ctx, CheckVector(ctx->input(0), "keys"));
     const int64_t u = ctx->input(0).NumElements();
     const int64_t world = counts_in.dim_size(0);
     const int64_t tables = counts_in.dim_size(1);
     const int64_t* keys = ctx->input(0).flat<int64_t>().data();
     const int64_t* counts = counts_in.flat<int64_t>().data();
-    OP_REQUIRES(ctx, ctx->input(2).NumElements() == 1,
-                InvalidArgument("capacity must be a scalar"));
-    const int64_t capacity = ctx->input(2).flat<int32_t>()(0);
+    const int32_t* room;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx->input(2), "capacity", &room));
+    const int64_t capacity = *room;
     OP_REQUIRES(ctx, capacity >= 0, InvalidArgument("capacity < 0"));
+    OP_REQUIRES_OK(ctx, CheckPlaces(world, capacity));
     std::vector<int64_t> sizes(world);
     int64_t total = 0;
     for (int64_t r = 0; r < world; ++r) {
@@ -85,6 +96,7 @@ class ReadKeysOp : public OpKernel {
                                 input.shape().DebugString()));
     const int64_t world = input.dim_size(0);
     const int64_t capacity = input.dim_size(1) - tables_;
+    OP_REQUIRES_OK(ctx, CheckPlaces(world, capacity));
     const int64_t* message = input.flat<int64_t>().data();
     int64_t total = 0;
     for (int64_t r = 0; r < world; ++r) {

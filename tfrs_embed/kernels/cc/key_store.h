@@ -48,6 +48,12 @@ class KeyStore {
     ++size_;
   }
 
+  // Gives a key the next place. Throws KeyError if it has one already.
+  void InsertNew(const KeyRecord& record) {
+    if (index_.Find(record.key) != 0) throw KeyError::Twice(record);
+    Insert(end_, record);
+  }
+
   void Erase(int64_t place) {
     index_.Erase(records_[place].key);
     records_[place].state = 0;

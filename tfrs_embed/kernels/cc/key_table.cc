@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,7 +50,9 @@ KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
 KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
                             const int64_t* hints, int64_t* rows) {
   ++stamp_;
-  const bool cannot_fail = CannotFail(step.n);
+  const bool lacks_rows =
+      spill_ != nullptr && step.memory.rows < live_.end();
+  const bool cannot_fail = CannotFail(step.n) && !lacks_rows;
   const int64_t hits = FindHinted(parallel, step, hints, cannot_fail, rows);
   CollectUnknown(parallel, step);
   Admit(step.number);
@@ -62,17 +66,21 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
     PutVictimsBack();
     return changes;
   }
-  if (spill_ != nullptr) {
-    try {
-      RequireSpill(victims_.size() + room.least);
-    } catch (const SpillError&) {
-      PutVictimsBack();
-      throw;
+  try {
+    const int64_t evictions = victims_.size() + room.least;
+    if (lacks_rows && evictions > 0) {
+      throw KeyError("A variable of " + std::to_string(step.memory.rows) +
+                     " rows lacks some of the rows to spill.");
     }
+    if (spill_ != nullptr) RequireSpill(evictions);
+    free_rows_.Raise(kFirstRow + room.capacity);
+    live_.Reserve(room.capacity);
+    written_.resize(physical());
+  } catch (const std::exception&) {
+    PutVictimsBack();
+    throw;
   }
   capacity_ = room.capacity;
-  free_rows_.Raise(kFirstRow + capacity_);
-  live_.Reserve(capacity_);
   if (!cannot_fail) UseAll(parallel, step, rows);
   // Expired keys first: they are in no order any more, and a new one must not
   // find them.
@@ -98,39 +106,45 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   total_.admitted += last_.admitted;
   total_.evicted += last_.evicted;
   total_.rejected += last_.rejected;
-  total_.hits += last_.hits;
+  total_.hits = Plus(total_.hits, last_.hits);
   return changes;
 }
 
-bool KeyTable::Replace(const std::vector<KeyRecord>& live,
+void KeyTable::Replace(const std::vector<KeyRecord>& live,
                        const std::vector<KeyRecord>& spilled,
                        const std::vector<KeyRecord>& candidates) {
   const int64_t n = live.size();
-  if (n > rules_.max_capacity) return false;
-  if (spill_ != nullptr) {
-    spill_->Replace(spilled);
-    returning_.clear();
-  } else if (!spilled.empty()) {
-    return false;
+  if (n > rules_.max_capacity || (spill_ == nullptr && !spilled.empty())) {
+    throw KeyError("There is no room for " +
+                   std::to_string(n + spilled.size()) + " keys.");
   }
-  capacity_ = Grown(n);
-  live_ = KeyStore(capacity_, kFirstRow + 2 * capacity_, kFirstRow,
-                   rules_.by_frequency);
+  const int64_t capacity = Grown(n);
+  KeyStore new_live(capacity, kFirstRow + 2 * capacity, kFirstRow,
+                    rules_.by_frequency);
+  for (const KeyRecord& record : live) new_live.InsertNew(record);
+  for (const KeyRecord& record : spilled) {
+    if (new_live.index().Find(record.key) != 0) throw KeyError::Twice(record);
+  }
+  KeyStore new_candidates = MakeCandidates(rules_);
+  if (rules_.threshold > 0) {
+    for (const KeyRecord& record : candidates) {
+      if (new_live.index().Find(record.key) == 0) {
+        new_candidates.InsertNew(record);
+      }
+    }
+  }
+  written_.reserve(std::max(physical(), kFirstRow + capacity));
+  if (spill_ != nullptr) spill_->Replace(spilled);
+  returning_.clear();
+  capacity_ = capacity;
+  live_ = std::move(new_live);
+  candidates_ = std::move(new_candidates);
+  candidate_places_.clear();
   free_rows_.Reset(n);
   free_rows_.Raise(kFirstRow + capacity_);
-  for (int64_t i = 0; i < n; ++i) {
-    live_.Insert(kFirstRow + i, live[i]);
-  }
   written_.assign(physical(), ++version_);
   unpublished_ = {version_};
-  if (rules_.threshold == 0) return true;
-  candidates_ = KeyStore(rules_.candidates, 2 * rules_.candidates, 1, false);
-  candidate_places_.clear();
-  for (const KeyRecord& record : candidates) {
-    if (live_.index().Find(record.key) == 0) InsertCandidate(record);
-  }
   ForgetCandidates();
-  return true;
 }
 
 void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
@@ -300,7 +314,7 @@ void KeyTable::ByRow(const Parallel& parallel, const int64_t* rows, int64_t n,
             mine[m] = i;
             // Two records are in one cache line. The product spreads rows
             // over 32 bits, of which each share has as many.
-            const uint32_t spread = (rows[i] >> 1) * 0x9E3779B1;
+            const uint32_t spread = uint32_t(rows[i] >> 1) * 0x9E3779B1;
             m += spread * shares >> 32 == share;
           }
           for (int64_t j = 0; j < m; ++j) live_.Prefetch(rows[mine[j]]);
@@ -327,11 +341,11 @@ int64_t KeyTable::FindHinted(const Parallel& parallel, const KeyStep& step,
         return missed.push_back(i);
       }
       rows[i] = hints[i];
-      found += step.count(i);
+      found = Plus(found, step.count(i));
       if (use) Use(step, i, rows[i]);
     });
     std::lock_guard<std::mutex> lock(mutex);
-    hits += found;
+    hits = Plus(hits, found);
     lists.push_back(std::move(missed));
   });
   const std::vector<int64_t> missed = Merge(&lists);
@@ -346,7 +360,7 @@ int64_t KeyTable::FindHinted(const Parallel& parallel, const KeyStep& step,
       continue;
     }
     rows[i] = places[m];
-    hits += step.count(i);
+    hits = Plus(hits, step.count(i));
     if (use) Use(step, i, rows[i]);
   }
   return hits;
@@ -368,7 +382,7 @@ std::vector<int64_t> KeyTable::Merge(std::vector<std::vector<int64_t>>* lists) {
 
 void KeyTable::Use(const KeyStep& step, int64_t i, int64_t row) {
   KeyRecord& record = live_.records()[row];
-  record.frequency += step.count(i);
+  record.frequency = Plus(record.frequency, step.count(i));
   if (record.last_used > step.number) {
     scores_fell_.store(true, std::memory_order_relaxed);
   }
@@ -411,7 +425,7 @@ void KeyTable::CollectUnknown(const Parallel& parallel, const KeyStep& step) {
       unknown_.push_back(key);
       occurrences_.push_back(0);
     }
-    occurrences_[u] += step.count(entries_[e]);
+    occurrences_[u] = Plus(occurrences_[u], step.count(entries_[e]));
     unknown_of_entry_[e] = u;
   }
   places_.assign(unknown_.size(), 0);
@@ -429,7 +443,8 @@ void KeyTable::Admit(int64_t step) {
       // It was admitted once.
     } else if (rules_.threshold > 0) {
       if (places_[u] != 0) {
-        occurrences_[u] += candidates_.records()[places_[u]].frequency;
+        occurrences_[u] = Plus(
+            occurrences_[u], candidates_.records()[places_[u]].frequency);
       }
       if (occurrences_[u] < rules_.threshold) continue;
     } else if (rules_.probability < 1) {
@@ -452,7 +467,7 @@ KeyTable::Room KeyTable::FindRoom(int64_t step, int64_t pinned) {
   while (rules_.ttl > 0 && keys > capacity_) {
     const int64_t row = live_.Pop(stamp_);
     if (row == 0) break;
-    if (live_.records()[row].last_used >= step - rules_.ttl) {
+    if (live_.records()[row].last_used >= Plus(step, -rules_.ttl)) {
       live_.PutBack(row);
       break;
     }
@@ -509,7 +524,7 @@ void KeyTable::Place(int64_t step, KeyChanges* changes) {
     const int64_t row = free_rows_.Take();
     const int64_t place = spill_ == nullptr ? 0 : spill_->Find(unknown_[u]);
     const int64_t before = place ? spill_->record(place).frequency : 0;
-    live_.Insert(row, {unknown_[u], before + occurrences_[u], step,
+    live_.Insert(row, {unknown_[u], Plus(before, occurrences_[u]), step,
                        stamp_ << 1});
     if (places_[u] != 0) EraseCandidate(places_[u]);
     rows_[u] = row;

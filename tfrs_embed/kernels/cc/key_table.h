@@ -84,8 +84,7 @@ class KeyTable {
         // Memory that is not used costs nothing.
         live_(rules.capacity, kFirstRow + 2 * rules.capacity, kFirstRow,
               rules.by_frequency),
-        candidates_(rules.threshold ? rules.candidates : 0,
-                    rules.threshold ? 2 * rules.candidates : 1, 1, false),
+        candidates_(MakeCandidates(rules)),
         free_rows_(kFirstRow + rules.capacity),
         scratch_(0) {}
 
@@ -131,9 +130,10 @@ class KeyTable {
 
   // Forgets all. Then has these keys, which differ: a live one in each row from
   // kFirstRow on, the others in the spill, and the candidates that were seen
-  // last. The live ones are found once version() is published. Returns whether
-  // there is room for them; if not, nothing changes.
-  bool Replace(const std::vector<KeyRecord>& live,
+  // last. The live ones are found once version() is published. Throws KeyError
+  // before anything changes if there is no room for them, or if they don't
+  // differ.
+  void Replace(const std::vector<KeyRecord>& live,
                const std::vector<KeyRecord>& spilled,
                const std::vector<KeyRecord>& candidates);
 
@@ -148,6 +148,11 @@ class KeyTable {
               bool evicted, int64_t* rows);
 
  private:
+  static KeyStore MakeCandidates(const KeyRules& rules) {
+    const int64_t count = rules.threshold ? rules.candidates : 0;
+    return KeyStore(count, count ? 2 * count : 1, 1, false);
+  }
+
   struct Room {
     int64_t capacity;
     int64_t least;  // Keys that must go beside the victims.

@@ -33,6 +33,20 @@ using tensorflow::ResourceHandle;
       .Input("tables: N * resource")       \
       .SetIsStateful()
 
+// Returns the status of work, or that of what it throws.
+template <typename Work>
+absl::Status Catch(const Work& work) {
+  try {
+    return work();
+  } catch (const KeyError& error) {
+    return InvalidArgument(error.what());
+  } catch (const SpillError& error) {
+    return tensorflow::errors::ResourceExhausted(error.what());
+  } catch (const std::bad_alloc&) {
+    return tensorflow::errors::ResourceExhausted("No memory for more keys.");
+  }
+}
+
 class KeyTableResource : public tensorflow::ResourceBase {
  public:
   KeyTableResource(const KeyRules& rules, std::unique_ptr<SpillFile> spill)
@@ -83,13 +97,13 @@ class Entries {
     const Tensor* table_of;
     TF_RETURN_IF_ERROR(ctx->input("table_of", &table_of));
     ends_.assign(tables, 0);
+    const int64_t given = table_of->NumElements();
+    if (given != n && (tables > 1 || given > 0)) {
+      return InvalidArgument(n, " keys, but tables of ", given);
+    }
     if (tables == 1) {
       ends_[0] = n;
       return absl::OkStatus();
-    }
-    if (table_of->NumElements() != n) {
-      return InvalidArgument(n, " keys, but tables of ",
-                             table_of->NumElements());
     }
     const int32_t* of = table_of->flat<int32_t>().data();
     bool sorted = true;
@@ -144,18 +158,12 @@ class OpOnTables : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("tables", &handles));
     Tables tables(handles.size());
     for (size_t t = 0; t < tables.size(); ++t) {
-      OP_REQUIRES_OK(
-          ctx, tensorflow::LookupResource(
-                   ctx, handles[t].scalar<ResourceHandle>()(), &tables[t]));
+      const ResourceHandle* handle;
+      OP_REQUIRES_OK(ctx, ReadScalar(handles[t], "A table", &handle));
+      OP_REQUIRES_OK(ctx,
+                     tensorflow::LookupResource(ctx, *handle, &tables[t]));
     }
-    try {
-      OP_REQUIRES_OK(ctx, Run(ctx, tables));
-    } catch (const SpillError& error) {
-      ctx->SetStatus(tensorflow::errors::ResourceExhausted(error.what()));
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(
-          tensorflow::errors::ResourceExhausted("No memory for more keys."));
-    }
+    OP_REQUIRES_OK(ctx, Catch([&] { return Run(ctx, tables); }));
   }
 
  protected:
@@ -164,18 +172,20 @@ class OpOnTables : public OpKernel {
 
   virtual absl::Status Run(OpKernelContext* ctx, const Tables& tables) = 0;
 
+  // An input that is a vector.
   static absl::Status Input(OpKernelContext* ctx, const char* name,
                             const Tensor** tensor, const int64_t** values) {
     TF_RETURN_IF_ERROR(ctx->input(name, tensor));
     *values = (*tensor)->flat<int64_t>().data();
-    return absl::OkStatus();
+    return CheckVector(**tensor, name);
   }
 
-  // An input with a number for each table.
+  // An input with a number for each table; of one table, also a scalar.
   static absl::Status OfTables(OpKernelContext* ctx, const char* name,
                                const Tables& tables, const int64_t** values) {
     const Tensor* tensor;
-    TF_RETURN_IF_ERROR(Input(ctx, name, &tensor, values));
+    TF_RETURN_IF_ERROR(ctx->input(name, &tensor));
+    *values = tensor->flat<int64_t>().data();
     if (tensor->NumElements() == static_cast<int64_t>(tables.size())) {
       return absl::OkStatus();
     }
@@ -197,6 +207,16 @@ class OpOnTables : public OpKernel {
     return InvalidArgument("The table has no spill.");
   }
 
+  // Checks that a variable has rows of a part of a spill.
+  static absl::Status CheckPart(const TableShape& shape, int64_t bytes) {
+    const int64_t here = shape.dim == kByRow ? (shape.type == kMarks ? 1 : 4)
+                                             : tfrs_row_bytes(shape.type,
+                                                              shape.dim);
+    if (here == bytes) return absl::OkStatus();
+    return InvalidArgument("A variable has rows of ", here, " bytes, not ",
+                           bytes, ".");
+  }
+
   // Takes from `next` on the variables of a table, if it has a spill.
   static absl::Status MemoryOf(KeyTable& table, const Variables& variables,
                                size_t* next, SpillFile::Memory* memory) {
@@ -206,12 +226,7 @@ class OpOnTables : public OpKernel {
         return InvalidArgument("A variable of a table is missing.");
       }
       const TableShape& shape = variables.shapes()[*next];
-      const int64_t here = (shape.dim == kByRow ? 1 : shape.dim) *
-                           (shape.type == kFloat32 ? 4 : 2);
-      if (here != bytes) {
-        return InvalidArgument("A variable has rows of ", here, " bytes, not ",
-                               bytes, ".");
-      }
+      TF_RETURN_IF_ERROR(CheckPart(shape, bytes));
       memory->rows = std::min(memory->rows, shape.rows);
       memory->values.push_back(
           static_cast<char*>(variables.values()[(*next)++]));
@@ -219,44 +234,35 @@ class OpOnTables : public OpKernel {
     return absl::OkStatus();
   }
 
-  static const int64_t* InputOfOne(OpKernelContext* ctx, int i) {
-    return ctx->input(i).flat<int64_t>().data();
-  }
-
   // Runs work(table, parallel) for each table: one after the other on several
   // threads, or, where a table's keys are few, several at once.
   template <typename Work>
-  static void ForEach(OpKernelContext* ctx, const Entries& entries,
-                      const Tables& tables, const Work& work) {
+  static absl::Status ForEach(OpKernelContext* ctx, const Entries& entries,
+                              const Tables& tables, const Work& work) {
     constexpr int64_t kFew = 1 << 14;
     constexpr int64_t kCost = 100;  // Of a key, in cycles.
     const int64_t n = tables.size();
     if (n == 1 || entries.total() > n * kFew) {
       for (int64_t t = 0; t < n; ++t) work(t, ParallelOn(ctx));
-      return;
+      return absl::OkStatus();
     }
     const KeyTable::Parallel alone = {
         1, [](int64_t total, int64_t, const Chunks::Function& fn) {
           if (total > 0) fn(0, total);
         }};
-    // std::exception_ptr needs a newer library than the wheel's.
+    // No exception may leave another thread's work.
     std::mutex mutex;
-    std::string spill_error;
-    bool no_memory = false;
+    absl::Status status;
     ParallelFor(ctx, n, kCost * (entries.total() / n),
                 [&](int64_t begin, int64_t end) {
-                  try {
+                  const absl::Status found = Catch([&] {
                     for (int64_t t = begin; t < end; ++t) work(t, alone);
-                  } catch (const SpillError& error) {
-                    std::lock_guard<std::mutex> lock(mutex);
-                    spill_error = error.what();
-                  } catch (const std::bad_alloc&) {
-                    std::lock_guard<std::mutex> lock(mutex);
-                    no_memory = true;
-                  }
+                    return absl::OkStatus();
+                  });
+                  std::lock_guard<std::mutex> lock(mutex);
+                  status.Update(found);
                 });
-    if (!spill_error.empty()) throw SpillError(spill_error);
-    if (no_memory) throw std::bad_alloc();
+    return status;
   }
 };
 

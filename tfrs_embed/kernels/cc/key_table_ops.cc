@@ -1,12 +1,12 @@
 // The operations on a shard's keys. key_table.py says what they do.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +38,21 @@ class KeyTableOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_folder", &spill_.folder));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_parts", &spill_.parts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_bytes", &spill_.max_bytes));
+    // Twice as many of their rows must have numbers before those of spills.
+    for (const int64_t n : {rules_.capacity, rules_.candidates}) {
+      OP_REQUIRES(ctx, n < KeyTable::kSpilled / 2,
+                  InvalidArgument("A table has no room for ", n, " keys."));
+    }
+    OP_REQUIRES(ctx, rules_.max_capacity >= rules_.capacity,
+                InvalidArgument("max_capacity ", rules_.max_capacity,
+                                " is less than capacity ", rules_.capacity));
+    if (!spill_.parts.empty()) {
+      OP_REQUIRES(ctx, SpillFile::AreParts(spill_.parts),
+                  InvalidArgument("spill_parts must be positive, and in all at "
+                                  "most ", SpillFile::kMostBytes, " bytes."));
+      OP_REQUIRES(ctx, spill_.max_bytes > 0 && !spill_.folder.empty(),
+                  InvalidArgument("A spill must have a folder and bytes."));
+    }
     rules_.seed = seed;
     rules_.has_policy = policy != "none";
     rules_.by_frequency = policy == "lfu";
@@ -48,20 +63,20 @@ class KeyTableOp : public OpKernel {
     Tensor* handle;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
     KeyRules rules = rules_;
-    rules.probability = ctx->input(0).scalar<double>()();
+    const double* probability;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx->input(0), "probability", &probability));
+    rules.probability = *probability;
+    // No number isn't in this range either.
+    OP_REQUIRES(ctx, rules.probability >= 0 && rules.probability <= 1,
+                InvalidArgument("probability ", rules.probability,
+                                " is not from 0 to 1."));
     KeyTableResource* resource = nullptr;
-    try {
+    OP_REQUIRES_OK(ctx, Catch([&] {
       std::unique_ptr<SpillFile> spill;
       if (!spill_.parts.empty()) spill = std::make_unique<SpillFile>(spill_);
       resource = new KeyTableResource(rules, std::move(spill));
-    } catch (const SpillError& error) {
-      ctx->SetStatus(tensorflow::errors::ResourceExhausted(error.what()));
-      return;
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(tensorflow::errors::ResourceExhausted(
-          "No memory for the keys of ", rules.capacity, " rows."));
-      return;
-    }
+      return absl::OkStatus();
+    }));
     handle->scalar<ResourceHandle>()() =
         ResourceHandle::MakeRefCountingHandle<KeyTableResource>(
             resource, ctx->device()->name());
@@ -71,19 +86,6 @@ class KeyTableOp : public OpKernel {
   KeyRules rules_;
   SpillFile::Settings spill_;
 };
-
-// Checks that inputs after the table's handle are vectors of one length.
-absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
-  const int64_t n = ctx->input(first).NumElements();
-  for (int i = first; i <= last; ++i) {
-    if (ctx->input(i).NumElements() != n) {
-      return InvalidArgument(
-          "Input ", i, " has ", ctx->input(i).NumElements(),
-          " elements, input ", first, " has ", n, ".");
-    }
-  }
-  return absl::OkStatus();
-}
 
 class FindKeysOp : public OpOnTables {
   using OpOnTables::OpOnTables;
@@ -98,13 +100,14 @@ class FindKeysOp : public OpOnTables {
     keys = entries.Sorted(keys, &memory);
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
-    ForEach(ctx, entries, tables, [&](size_t t, const auto& parallel) {
+    const auto find = [&](size_t t, const auto& parallel) {
       const int64_t begin = entries.begin(t);
       tensorflow::tf_shared_lock lock(tables[t]->mutex);
       tables[t]->table.Find(parallel, keys + begin, entries.size(t),
                             rows + begin);
       versions[t] = tables[t]->table.version();
-    });
+    };
+    TF_RETURN_IF_ERROR(ForEach(ctx, entries, tables, find));
     entries.Unsort(rows);
     return CopyOut(ctx, 1, versions);
   }
@@ -138,11 +141,12 @@ class CheckRowsOp : public OpOnTables {
     TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
     std::copy_n(found, entries.total(), rows);
     std::atomic<int64_t> changed{0};
-    ForEach(ctx, entries, tables, [&](size_t t, const auto&) {
+    const auto check = [&](size_t t, const auto&) {
       tensorflow::tf_shared_lock lock(tables[t]->mutex);
       changed += tables[t]->table.Check(entries.size(t), versions[t],
                                         rows + entries.begin(t));
-    });
+    };
+    TF_RETURN_IF_ERROR(ForEach(ctx, entries, tables, check));
     entries.Unsort(rows);
     return ScalarOut(ctx, 1, changed);
   }
@@ -188,10 +192,8 @@ class OpOnStep : public OpOnTables {
     const Tensor *counts_in, *step_in;
     const int64_t *counts, *number;
     TF_RETURN_IF_ERROR(Input(ctx, "counts", &counts_in, &counts));
-    TF_RETURN_IF_ERROR(Input(ctx, "step", &step_in, &number));
-    if (step_in->NumElements() != 1) {
-      return InvalidArgument("The step must be a scalar.");
-    }
+    TF_RETURN_IF_ERROR(ctx->input("step", &step_in));
+    TF_RETURN_IF_ERROR(ReadScalar(*step_in, "step", &number));
     const bool counted = counts_in->NumElements() > 0;
     if (counted && counts_in->NumElements() != entries.total()) {
       return InvalidArgument(entries.total(), " keys, but counts of ",
@@ -204,7 +206,7 @@ class OpOnStep : public OpOnTables {
     TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
     std::vector<KeyChanges> changes(tables.size());
     std::vector<int64_t> physical(tables.size());
-    ForEach(ctx, entries, tables, [&](size_t t, const auto& parallel) {
+    const auto apply = [&](size_t t, const auto& parallel) {
       const int64_t begin = entries.begin(t);
       KeyStep step;
       step.n = entries.size(t);
@@ -216,7 +218,8 @@ class OpOnStep : public OpOnTables {
       KeyTable& table = tables[t]->table;
       changes[t] = change(&table, parallel, step, begin, rows + begin);
       physical[t] = table.physical();
-    });
+    };
+    TF_RETURN_IF_ERROR(ForEach(ctx, entries, tables, apply));
     entries.Unsort(rows);
     std::vector<int64_t> new_keys, new_rows, sizes, lacking, versions;
     for (const KeyChanges& each : changes) {
@@ -283,6 +286,10 @@ class CommitKeysOp : public OpOnStep {
       TF_RETURN_IF_ERROR(
           MemoryOf(tables[t]->table, variables, &next, &spilling[t]));
     }
+    if (next != variables.size()) {
+      return InvalidArgument("memory has ", variables.size(),
+                             " variables, the spills have ", next, ".");
+    }
     return Apply(ctx, tables, entries, keys, spilling,
                  [=](KeyTable* table, const auto& parallel, const KeyStep& step,
                      int64_t begin, int64_t* rows) {
@@ -340,31 +347,52 @@ class ReplaceKeysOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOne(tables, &resource));
-    TF_RETURN_IF_ERROR(CheckAlike(ctx, 1, 3));
-    TF_RETURN_IF_ERROR(CheckAlike(ctx, 4, 6));
-    std::vector<KeyRecord> live = Records(ctx, 1);
-    const std::vector<KeyRecord> candidates = Records(ctx, 4);
-    const int64_t in_memory = InputOfOne(ctx, 7)[0];
-    const auto middle =
-        live.begin() +
-        std::clamp<int64_t>(in_memory, 0, static_cast<int64_t>(live.size()));
+    std::vector<KeyRecord> live, candidates;
+    TF_RETURN_IF_ERROR(
+        Read(ctx, {"keys", "frequency", "last_used"}, &live));
+    TF_RETURN_IF_ERROR(Read(ctx,
+                            {"candidate_keys", "candidate_frequency",
+                             "candidate_last_seen"},
+                            &candidates));
+    const int64_t* in_memory;
+    TF_RETURN_IF_ERROR(ReadScalar(ctx->input(7), "in_memory", &in_memory));
+    const int64_t n = live.size();
+    if (*in_memory < 0 || *in_memory > n) {
+      return InvalidArgument("in_memory is ", *in_memory, " of ", n, " keys.");
+    }
+    const auto middle = live.begin() + *in_memory;
     const std::vector<KeyRecord> spilled(middle, live.end());
     live.erase(middle, live.end());
     tensorflow::mutex_lock lock(resource->mutex);
-    if (!resource->table.Replace(live, spilled, candidates)) {
-      return InvalidArgument("There is no room for ",
-                             live.size() + spilled.size(), " keys.");
-    }
+    resource->table.Replace(live, spilled, candidates);
     return ScalarOut(ctx, 0, resource->table.version());
   }
 
-  static std::vector<KeyRecord> Records(OpKernelContext* ctx, int first) {
-    std::vector<KeyRecord> records(ctx->input(first).NumElements());
-    for (size_t i = 0; i < records.size(); ++i) {
-      records[i] = {InputOfOne(ctx, first)[i], InputOfOne(ctx, first + 1)[i],
-                    InputOfOne(ctx, first + 2)[i], KeyRecord::kLive};
+  // Reads keys, and how often and when they were used last. No score of a key
+  // is the least that there is, which has no place in the order of eviction.
+  static absl::Status Read(OpKernelContext* ctx,
+                           const std::array<const char*, 3>& names,
+                           std::vector<KeyRecord>* records) {
+    std::array<const int64_t*, 3> values;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const Tensor* input;
+      TF_RETURN_IF_ERROR(Input(ctx, names[i], &input, &values[i]));
+      const size_t n = input->NumElements();
+      if (i == 0) records->resize(n);
+      if (n != records->size()) {
+        return InvalidArgument(names[i], " has ", n, " elements, ", names[0],
+                               " has ", records->size(), ".");
+      }
     }
-    return records;
+    for (size_t i = 0; i < records->size(); ++i) {
+      (*records)[i] = {values[0][i], values[1][i], values[2][i],
+                       KeyRecord::kLive};
+      if (values[1][i] < 0) {
+        return InvalidArgument("Key ", values[0][i], " was used ",
+                               values[1][i], " times.");
+      }
+    }
+    return absl::OkStatus();
   }
 };
 
@@ -378,12 +406,14 @@ class RemoveKeysOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOne(tables, &resource));
-    const int64_t n = ctx->input(1).NumElements();
+    const Tensor* input;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    const int64_t n = input->NumElements();
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::mutex_lock lock(resource->mutex);
-    resource->table.Remove(ParallelOn(ctx), InputOfOne(ctx, 1), n, evicted_,
-                           rows);
+    resource->table.Remove(ParallelOn(ctx), keys, n, evicted_, rows);
     return absl::OkStatus();
   }
 

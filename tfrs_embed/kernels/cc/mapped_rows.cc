@@ -1,6 +1,9 @@
 // A table's rows in a file, as a tensor whose memory is the file: nothing is
 // read before it is used, and processes share what was read.
 //
+// The file's size is checked once. One that is cut off later ends the process
+// with SIGBUS where its rows are used: so files must be replaced, not changed.
+//
 // A variable that is assigned the tensor keeps this memory, also where an
 // update then writes some of its rows.
 
@@ -8,12 +11,18 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -47,6 +56,18 @@ class Mapping : public tensorflow::TensorBuffer {
   const size_t size_;
 };
 
+// Whether an open file isn't a folder, a device or a pipe.
+bool IsRegular(int file) {
+  struct stat about;
+#if defined(__linux__)
+  // The library's fstat would need a newer one than the wheels do.
+  const int64_t failed = syscall(SYS_fstat, file, &about);
+#else
+  const int64_t failed = fstat(file, &about);
+#endif
+  return failed == 0 && S_ISREG(about.st_mode);
+}
+
 absl::Status CheckSize(const std::string& path, int64_t found, int64_t wanted,
                        const TensorShape& shape, tensorflow::DataType dtype) {
   if (found == wanted) return absl::OkStatus();
@@ -62,24 +83,31 @@ class MappedRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shape", &shape_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shared", &shared_));
-    // Negative if it is too large, as no file's size is.
     size_ = tensorflow::MultiplyWithoutOverflow(
         shape_.num_elements(), tensorflow::DataTypeSize(dtype_));
+    OP_REQUIRES(ctx, size_ >= 0 && shape_.dims() > 0,
+                InvalidArgument("No file has rows of the shape ",
+                                shape_.DebugString(), "."));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor* input;
     OP_REQUIRES_OK(ctx, ctx->input("path", &input));
-    OP_REQUIRES(ctx, input->NumElements() == 1,
-                InvalidArgument("path must be a scalar."));
-    const std::string path = input->flat<tensorflow::tstring>()(0);
+    const tensorflow::tstring* given;
+    OP_REQUIRES_OK(ctx, ReadScalar(*input, "path", &given));
+    const std::string path = *given;
+    OP_REQUIRES(ctx, path.find('\0') == std::string::npos,
+                InvalidArgument("path must be without the character 0."));
     // Files of other file systems than the machine's have no memory to map.
     if (!shared_ && path.find("://") != std::string::npos) {
       OP_REQUIRES_OK(ctx, Read(ctx, path));
       return;
     }
+    // Links are followed: caches of downloaded models have links as files, and
+    // a table's file may have been moved to another disk. A pipe isn't waited
+    // for.
     const int file = open(path.c_str(), (shared_ ? O_RDWR : O_RDONLY) |
-                                            O_CLOEXEC);
+                                            O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     absl::Status status = file < 0 ? Failed(path) : Map(ctx, path, file);
     if (file >= 0) close(file);  // The mapping stays.
     OP_REQUIRES_OK(ctx, status);
@@ -91,7 +119,9 @@ class MappedRowsOp : public OpKernel {
   }
 
   absl::Status Map(OpKernelContext* ctx, const std::string& path, int file) {
-    // fstat would need a newer libc than the wheels do.
+    if (!IsRegular(file)) {
+      return InvalidArgument("The table's file ", path, " is no regular file.");
+    }
     const int64_t found = lseek(file, 0, SEEK_END);
     if (found < 0) return Failed(path);
     TF_RETURN_IF_ERROR(CheckSize(path, found, size_, shape_, dtype_));
@@ -119,12 +149,18 @@ class MappedRowsOp : public OpKernel {
   }
 
   absl::Status Read(OpKernelContext* ctx, const std::string& path) {
-    std::string content;
-    TF_RETURN_IF_ERROR(tensorflow::ReadFileToString(ctx->env(), path, &content));
-    TF_RETURN_IF_ERROR(CheckSize(path, content.size(), size_, shape_, dtype_));
+    tensorflow::uint64 found;
+    TF_RETURN_IF_ERROR(ctx->env()->GetFileSize(path, &found));
+    TF_RETURN_IF_ERROR(CheckSize(path, found, size_, shape_, dtype_));
     Tensor* rows;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape_, &rows));
-    if (size_ > 0) std::memcpy(rows->data(), content.data(), size_);
+    if (size_ == 0) return absl::OkStatus();
+    std::unique_ptr<tensorflow::RandomAccessFile> file;
+    TF_RETURN_IF_ERROR(ctx->env()->NewRandomAccessFile(path, &file));
+    absl::string_view content;
+    char* data = static_cast<char*>(rows->data());
+    TF_RETURN_IF_ERROR(file->Read(0, size_, &content, data));
+    if (content.data() != data) std::memcpy(data, content.data(), size_);
     return absl::OkStatus();
   }
 

@@ -44,6 +44,24 @@ absl::Status GetEach(OpKernelConstruction* ctx, const char* name, size_t n,
   return InvalidArgument(name, " must have an entry for each ", of, ".");
 }
 
+// Finds the value of an input that has one.
+template <typename Value>
+absl::Status ReadScalar(const Tensor& input, const char* name,
+                        const Value** value) {
+  if (input.NumElements() != 1) {
+    return InvalidArgument(name, " must be a scalar, got shape ",
+                           input.shape().DebugString());
+  }
+  *value = input.flat<Value>().data();
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckVector(const Tensor& input, const char* name) {
+  if (input.dims() == 1) return absl::OkStatus();
+  return InvalidArgument(name, " must be a vector, got shape ",
+                         input.shape().DebugString());
+}
+
 }  // namespace tfrs_embed
 
 #endif  // TFRS_EMBED_KERNELS_CC_OP_H_

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,7 +24,8 @@ struct Mapped {
   int64_t rows = 0, row = 0;  // The number of rows, and a row's bytes.
 
   explicit Mapped(const Tensor& table) {
-    if (!IsMapped(table) || table.dim_size(0) == 0) return;
+    // A scalar has no rows.
+    if (!IsMapped(table) || table.dims() == 0) return;
     begin = reinterpret_cast<uintptr_t>(table.data());
     rows = table.dim_size(0);
     row = table.TotalBytes() / rows;
@@ -32,32 +34,29 @@ struct Mapped {
 
 // A run of neighbouring pages in memory.
 struct Pages {
-  void* begin;
-  size_t count, page;  // A page's bytes.
+  uintptr_t begin, end;  // Of pages' bytes.
 };
 
 // The pages of some rows, each once.
 std::vector<Pages> PagesOf(const Mapped& table, const int64_t* ids, int64_t n) {
   const uintptr_t page = sysconf(_SC_PAGESIZE);
-  const uintptr_t begin = table.begin / page;
-  const int64_t rows = table.rows, row = table.row;
-  std::vector<uint32_t> pages;
-  pages.reserve(n);
+  std::vector<int64_t> sorted;
+  sorted.reserve(n);
   for (int64_t i = 0; i < n; ++i) {
-    if (ids[i] < 0 || ids[i] >= rows) continue;  // The lookup's error.
-    const int64_t first = ids[i] * row / page;
-    const int64_t last = ((ids[i] + 1) * row - 1) / page;
-    for (int64_t p = first; p <= last; ++p) pages.push_back(p);
+    // Others are the lookup's error.
+    if (ids[i] >= 0 && ids[i] < table.rows) sorted.push_back(ids[i]);
   }
-  std::sort(pages.begin(), pages.end());
-  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  std::sort(sorted.begin(), sorted.end());
   std::vector<Pages> runs;
-  for (size_t i = 0; i < pages.size();) {
-    size_t end = i + 1;
-    while (end < pages.size() && pages[end] == pages[end - 1] + 1) ++end;
-    runs.push_back({reinterpret_cast<void*>((begin + pages[i]) * page),
-                    end - i, page});
-    i = end;
+  for (const int64_t id : sorted) {
+    const uintptr_t begin = table.begin + id * table.row;
+    const uintptr_t first = begin / page * page;
+    const uintptr_t end = (begin + table.row + page - 1) / page * page;
+    if (runs.empty() || first > runs.back().end) {
+      runs.push_back({first, end});
+    } else {
+      runs.back().end = end;
+    }
   }
   return runs;
 }
@@ -72,10 +71,10 @@ void ForPages(OpKernelContext* ctx, Function take) {
   OpInputList handles;
   OP_REQUIRES_OK(ctx, ctx->input_list("tables", &handles));
   for (int t = 0; t < handles.size(); ++t) {
+    const tensorflow::ResourceHandle* handle;
+    OP_REQUIRES_OK(ctx, ReadScalar(handles[t], "A table", &handle));
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
-                            ctx, tensorflow::HandleFromInput(ctx, t),
-                            &variable));
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, *handle, &variable));
     // Neither locked meanwhile, for which updates would wait, nor referred
     // to, for which the first of them would copy it.
     const Mapped table = [&] {
@@ -95,7 +94,8 @@ class ReadAheadOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     ForPages(ctx, [](const Pages& pages) {
-      madvise(pages.begin, pages.count * pages.page, MADV_WILLNEED);
+      madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin,
+              MADV_WILLNEED);
     });
   }
 };
@@ -110,12 +110,17 @@ class PagesInMemoryOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &output));
     auto counts = output->flat<int64_t>();
     counts.setZero();
-    std::vector<unsigned char> found;
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    std::array<unsigned char, 4096> found;
     ForPages(ctx, [&](const Pages& pages) {
-      found.assign(pages.count, 0);
-      mincore(pages.begin, pages.count * pages.page, found.data());
-      counts(0) += pages.count;
-      for (unsigned char each : found) counts(1) += each & 1;
+      for (uintptr_t at = pages.begin; at < pages.end;) {
+        const size_t count = std::min((pages.end - at) / page, found.size());
+        std::fill_n(found.begin(), count, 0);
+        mincore(reinterpret_cast<void*>(at), count * page, found.data());
+        counts(0) += count;
+        for (size_t i = 0; i < count; ++i) counts(1) += found[i] & 1;
+        at += count * page;
+      }
     });
   }
 };

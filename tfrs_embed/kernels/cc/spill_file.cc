@@ -21,6 +21,15 @@ constexpr int kLimit = -1;  // An error: max_bytes.
 
 }  // namespace
 
+bool SpillFile::AreParts(const std::vector<int64_t>& parts) {
+  int64_t left = kMostBytes;
+  for (const int64_t bytes : parts) {
+    if (bytes <= 0 || bytes > left) return false;
+    left -= bytes;
+  }
+  return true;
+}
+
 SpillFile::SpillFile(const Settings& settings)
     : settings_(settings), process_(getpid()), index_(0) {
   for (const int64_t bytes : settings_.parts) {
@@ -108,10 +117,6 @@ bool SpillFile::Clean(std::vector<int64_t>* moved) {
 }
 
 void SpillFile::Put(const KeyRecord& key, const Memory& memory, int64_t row) {
-  if (memory.values.size() != offsets_.size() || row >= memory.rows) {
-    throw SpillError(settings_.owner + ": its variables have no row " +
-                     std::to_string(row) + " to spill.");
-  }
   int64_t place = Find(key.key);
   if (place == 0) {
     place = Insert({key.key, key.frequency, key.last_used, KeyRecord::kLive});
@@ -144,12 +149,16 @@ void SpillFile::Replace(const std::vector<KeyRecord>& keys) {
     FailForRoom(n - size_, kLimit);
   }
   std::vector<bool> kept(end(), false);
+  KeyIndex others(n);
   int64_t added = 0;
   for (const KeyRecord& key : keys) {
     const int64_t place = Find(key.key);
+    const bool first = place ? !kept[place]
+                             : others.FindOrInsert(key.key, ++added) == added;
+    if (!first) throw KeyError::Twice(key);
     kept[place] = true;
-    added += place == 0;
   }
+  if (added > 0) CheckProcess();
   for (int64_t place = 1; place < static_cast<int64_t>(kept.size()); ++place) {
     if (Holds(place) && !kept[place]) Forget(place);
   }

@@ -49,6 +49,12 @@ class SpillFile {
     int64_t rows = std::numeric_limits<int64_t>::max();
   };
 
+  // The most bytes of a record.
+  static constexpr int64_t kMostBytes = 1 << 30;
+
+  // Whether the parts' bytes are positive, and their sum is no more than that.
+  static bool AreParts(const std::vector<int64_t>& parts);
+
   // Throws SpillError, as all methods do that use the file.
   explicit SpillFile(const Settings& settings);
   ~SpillFile();
@@ -83,7 +89,7 @@ class SpillFile {
   // have changed.
   std::vector<int64_t> Require(int64_t more);
 
-  // Writes a key's row.
+  // Writes a key's row, which the memory has.
   void Put(const KeyRecord& key, const Memory& memory, int64_t row);
 
   // The key at a place comes back to memory, until Forget is called.
@@ -93,7 +99,8 @@ class SpillFile {
   void Forget(int64_t place);
 
   // Has these keys only; those that it had before keep their places. Throws
-  // before it changes anything if max_bytes is too little.
+  // before it changes anything if max_bytes is too little, and KeyError if the
+  // keys don't differ.
   void Replace(const std::vector<KeyRecord>& keys);
 
   // Begins to read the records at some places.

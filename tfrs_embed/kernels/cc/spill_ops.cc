@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "key_table_op.h"
+#include "tensorflow/core/util/overflow.h"
 
 namespace tfrs_embed {
 
@@ -21,11 +22,14 @@ class FindSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const int64_t n = ctx->input(1).NumElements();
+    const Tensor* input;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    const int64_t n = input->NumElements();
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::tf_shared_lock lock(resource->mutex);
-    resource->table.spill()->Find(InputOfOne(ctx, 1), n, rows);
+    resource->table.spill()->Find(keys, n, rows);
     for (int64_t i = 0; i < n; ++i) {
       if (rows[i] != 0) rows[i] += KeyTable::kSpilled;
     }
@@ -40,11 +44,14 @@ class ReadAheadSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const int64_t n = ctx->input(1).NumElements();
+    const Tensor* input;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    const int64_t n = input->NumElements();
     std::vector<int64_t> places(n);
     {
       tensorflow::tf_shared_lock lock(resource->mutex);
-      resource->table.spill()->Find(InputOfOne(ctx, 1), n, places.data());
+      resource->table.spill()->Find(keys, n, places.data());
     }
     resource->table.spill()->ReadAhead(places.data(), n);
     return absl::OkStatus();
@@ -60,7 +67,11 @@ class LookUpSpilledOp : public OpOnTables {
  public:
   explicit LookUpSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    tensorflow::DataType dtype;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype));
+    ReadType(dtype, &type_);
+    OP_REQUIRES(ctx, dim_ <= SpillFile::kMostBytes / tfrs_size(type_),
+                InvalidArgument("dim is ", dim_, "."));
   }
 
  private:
@@ -68,6 +79,14 @@ class LookUpSpilledOp : public OpOnTables {
     const Tensor* input;
     const int64_t* keys;
     TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    const int64_t bytes = tfrs_row_bytes(type_, dim_);
+    for (const auto& resource : tables) {
+      const SpillFile* spill = resource->table.spill();
+      if (spill != nullptr && spill->parts()[0] != bytes) {
+        return InvalidArgument("A row of a spill has ", spill->parts()[0],
+                               " bytes, not ", bytes, ".");
+      }
+    }
     Entries entries;
     TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
     std::vector<int64_t> memory;
@@ -80,7 +99,6 @@ class LookUpSpilledOp : public OpOnTables {
         ctx->allocate_output(2, TensorShape({entries.total()}), &index_out));
     int64_t* index = index_out->flat<int64_t>().data();
     std::fill_n(index, entries.total(), 0);
-    const size_t bytes = dim_ * tensorflow::DataTypeSize(dtype_);
     std::vector<char> vectors(bytes);
     int64_t found = 0;
     Variables variables(&cache_);
@@ -99,16 +117,19 @@ class LookUpSpilledOp : public OpOnTables {
       table.Find(ParallelOn(ctx), keys + begin, n, rows + begin);
       versions[t] = table.version();
       if (spill == nullptr) continue;
-      if (spill->parts()[0] != static_cast<int64_t>(bytes)) {
-        return InvalidArgument("A row of a spill has other bytes.");
-      }
       const char* parameters = nullptr;
       int64_t rows_there = 0;
       if (handles.size() > 0) {
-        if (next == variables.size() || variables.shapes()[next].dim != dim_) {
+        if (next == variables.size()) {
           return InvalidArgument("A table's parameters are missing.");
         }
-        rows_there = variables.shapes()[next].rows;
+        const TableShape& shape = variables.shapes()[next];
+        if (shape.dim != dim_ || shape.type != type_) {
+          return InvalidArgument("A table's parameters have rows of ",
+                                 shape.dim, " numbers, not ", dim_,
+                                 ", or of another type.");
+        }
+        rows_there = shape.rows;
         parameters = static_cast<const char*>(variables.values()[next++]);
       }
       std::vector<int64_t> places(n, 0);
@@ -127,6 +148,10 @@ class LookUpSpilledOp : public OpOnTables {
         vectors.insert(vectors.end(), record, record + bytes);
       });
     }
+    if (next != variables.size()) {
+      return InvalidArgument(variables.size(), " parameters, but ", next,
+                             " tables with spills.");
+    }
     entries.Unsort(rows);
     entries.Unsort(index);
     TF_RETURN_IF_ERROR(CopyOut(ctx, 1, versions));
@@ -138,7 +163,7 @@ class LookUpSpilledOp : public OpOnTables {
   }
 
   int64_t dim_;
-  tensorflow::DataType dtype_;
+  int32_t type_ = kFloat32;
   Variables::Cache cache_;
 };
 
@@ -150,24 +175,21 @@ class FetchSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const int64_t n = ctx->input(1).NumElements();
-    if (ctx->input(2).NumElements() != n) {
+    const Tensor *keys_in, *rows_in;
+    const int64_t *keys, *rows;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &keys_in, &keys));
+    TF_RETURN_IF_ERROR(Input(ctx, "rows", &rows_in, &rows));
+    const int64_t n = keys_in->NumElements();
+    if (rows_in->NumElements() != n) {
       return InvalidArgument("Each key must have a row.");
     }
-    const int64_t* rows = InputOfOne(ctx, 2);
     SpillFile* spill = resource->table.spill();
-    OpInputList handles;
-    TF_RETURN_IF_ERROR(ctx->input_list("memory", &handles));
-    const size_t parts = handles.size();
-    if (parts > spill->parts().size()) {
-      return InvalidArgument("The table has fewer variables.");
-    }
     std::vector<int64_t> places(n), to;
     std::vector<char> records;
     {
       // Other threads' lookups needn't wait for the disk.
       tensorflow::tf_shared_lock lock(resource->mutex);
-      spill->Find(InputOfOne(ctx, 1), n, places.data());
+      spill->Find(keys, n, places.data());
       const int64_t bytes = spill->record_bytes();
       spill->Read(places, [&](size_t i, const char* record) {
         to.push_back(rows[i]);
@@ -178,13 +200,23 @@ class FetchSpilledOp : public OpOnTables {
     Variables variables(&cache_);
     TF_RETURN_IF_ERROR(variables.Find(ctx, "memory", {}));
     TF_RETURN_IF_ERROR(variables.LockToWrite());
+    const size_t parts = variables.size();
+    if (parts > spill->parts().size()) {
+      return InvalidArgument("The table has ", spill->parts().size(),
+                             " variables, not ", parts, ".");
+    }
+    for (size_t p = 0; p < parts; ++p) {
+      const TableShape& shape = variables.shapes()[p];
+      TF_RETURN_IF_ERROR(CheckPart(shape, spill->parts()[p]));
+      for (const int64_t row : to) {
+        if (row >= 0 && row < shape.rows) continue;
+        return InvalidArgument("No row ", row, " in memory.");
+      }
+    }
     const char* from = records.data();
     for (const int64_t row : to) {
       for (size_t p = 0; p < parts; ++p) {
         const int64_t bytes = spill->parts()[p];
-        if (row < 0 || row >= variables.shapes()[p].rows) {
-          return InvalidArgument("No row ", row, " in memory.");
-        }
         std::memcpy(static_cast<char*>(variables.values()[p]) + row * bytes,
                     from + spill->offset(p), bytes);
       }
@@ -203,32 +235,37 @@ class SpilledRowsOp : public OpOnTables {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("row", &row_));
+    bytes_ = tensorflow::MultiplyWithoutOverflow(
+        row_.num_elements(), tensorflow::DataTypeSize(dtype_));
   }
 
  protected:
-  // The places of the rows, in `spill`.
+  // Reads the places of the rows, in `spill`, and the shape of their values.
+  // Those of keys that have left since are read all the same.
   absl::Status Places(OpKernelContext* ctx, KeyTableResource* resource,
-                      std::vector<int64_t>* places) const {
+                      std::vector<int64_t>* places,
+                      TensorShape* shape) const {
     SpillFile* spill = resource->table.spill();
     const int64_t parts = spill->parts().size();
-    if (part_ < 0 || part_ >= parts || spill->parts()[part_] != bytes()) {
+    if (part_ < 0 || part_ >= parts || spill->parts()[part_] != bytes_) {
       return InvalidArgument("The spill has no such part.");
     }
-    const int64_t* rows = InputOfOne(ctx, 1);
-    for (int64_t i = 0; i < ctx->input(1).NumElements(); ++i) {
-      places->push_back(rows[i] - KeyTable::kSpilled);
-      if (places->back() < 1 || places->back() >= spill->end()) {
+    const Tensor* input;
+    const int64_t* rows;
+    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &rows));
+    const int64_t n = input->NumElements();
+    for (int64_t i = 0; i < n; ++i) {
+      const bool before = rows[i] <= KeyTable::kSpilled;
+      if (before || rows[i] - KeyTable::kSpilled >= spill->end()) {
         return InvalidArgument("The spill has no row ", rows[i], ".");
       }
+      places->push_back(rows[i] - KeyTable::kSpilled);
     }
-    return absl::OkStatus();
+    *shape = TensorShape({n});
+    return shape->AppendShapeWithStatus(row_);
   }
 
-  int64_t bytes() const {
-    return row_.num_elements() * tensorflow::DataTypeSize(dtype_);
-  }
-
-  int64_t part_;
+  int64_t part_, bytes_;  // A part of the spill, and its bytes.
   tensorflow::DataType dtype_;
   TensorShape row_;
 };
@@ -241,15 +278,14 @@ class ReadSpilledOp : public SpilledRowsOp {
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
     tensorflow::tf_shared_lock lock(resource->mutex);
     std::vector<int64_t> places;
-    TF_RETURN_IF_ERROR(Places(ctx, resource, &places));
-    TensorShape shape({static_cast<int64_t>(places.size())});
-    shape.AppendShape(row_);
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(Places(ctx, resource, &places, &shape));
     Tensor* out;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
     SpillFile* spill = resource->table.spill();
     char* to = static_cast<char*>(out->data());
     spill->Read(places, [&](size_t i, const char* record) {
-      std::memcpy(to + i * bytes(), record + spill->offset(part_), bytes());
+      std::memcpy(to + i * bytes_, record + spill->offset(part_), bytes_);
     });
     return absl::OkStatus();
   }
@@ -263,14 +299,16 @@ class WriteSpilledOp : public SpilledRowsOp {
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
     tensorflow::mutex_lock lock(resource->mutex);
     std::vector<int64_t> places;
-    TF_RETURN_IF_ERROR(Places(ctx, resource, &places));
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(Places(ctx, resource, &places, &shape));
     const Tensor& values = ctx->input(2);
-    if (values.TotalBytes() != places.size() * bytes()) {
-      return InvalidArgument("Each row must have its values.");
+    if (values.shape() != shape) {
+      return InvalidArgument("values of shape ", values.shape().DebugString(),
+                             ", not ", shape.DebugString(), ".");
     }
     const char* from = static_cast<const char*>(values.data());
     for (size_t i = 0; i < places.size(); ++i) {
-      resource->table.spill()->Write(places[i], part_, from + i * bytes());
+      resource->table.spill()->Write(places[i], part_, from + i * bytes_);
     }
     return absl::OkStatus();
   }
