@@ -107,12 +107,14 @@ def test_all_dtypes_of_rows(tmp_path, dtype):
     np.testing.assert_array_equal(uri, values)
 
 
-def test_links_to_files_are_followed(table):
+def test_links_to_files_that_are_only_read_are_followed(table):
     # Caches of downloaded models have links as files.
     path, rows = table
     link = path.with_name("link")
     link.symlink_to(path)
     np.testing.assert_array_equal(mapped(link)[:3], rows[:3])
+    with pytest.raises(tf.errors.OpError, match="link"):
+        mapped(link, shared=True)
 
 
 def test_pages_are_counted_once_however_often_rows_are_asked_for(tmp_path):

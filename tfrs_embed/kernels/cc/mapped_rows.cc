@@ -103,11 +103,12 @@ class MappedRowsOp : public OpKernel {
       OP_REQUIRES_OK(ctx, Read(ctx, path));
       return;
     }
-    // Links are followed: caches of downloaded models have links as files, and
-    // a table's file may have been moved to another disk. A pipe isn't waited
-    // for.
-    const int file = open(path.c_str(), (shared_ ? O_RDWR : O_RDONLY) |
-                                            O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    // Links to what is only read are followed: caches of downloaded models have
+    // links as files. A file that is written to was made just before: a link in
+    // its place is somebody else's. A pipe isn't waited for.
+    const int access = shared_ ? O_RDWR | O_NOFOLLOW : O_RDONLY;
+    const int file =
+        open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     absl::Status status = file < 0 ? Failed(path) : Map(ctx, path, file);
     if (file >= 0) close(file);  // The mapping stays.
     OP_REQUIRES_OK(ctx, status);
