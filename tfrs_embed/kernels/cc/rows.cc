@@ -715,7 +715,8 @@ TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
                                const float* g) {
   const TfrsRounding& r = t.rounding;
   if (r.stochastic) {
-    const uint64_t number = r.first_row + row * r.row_stride;
+    const uint64_t number =
+        r.first_row + static_cast<uint64_t>(row) * r.row_stride;
     const uint32_t key = tfrs_mix(r.stream ^ number) >> 32;
     const uint32_t first = r.first_column;
     ApplyRule<kDim, Row>(t, row, g, [=](float value, int64_t j) TFRS_INLINED {
