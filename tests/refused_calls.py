@@ -328,7 +328,7 @@ def run_changed(function, inputs, change):
     definition = outer.get_concrete_function(*inputs).function_def
     definition = type(definition).FromString(definition.SerializeToString())
     change(definition)
-    definition.signature.name = f"changed_{len(inputs)}_{os.getpid()}"
+    definition.signature.name += "_changed"
     context.context().add_function_def(definition)
     outputs = len(definition.signature.output_arg)
     name = definition.signature.name.encode()
