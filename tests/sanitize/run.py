@@ -24,6 +24,7 @@ from tfrs_embed.kernels import build, files
 HERE = pathlib.Path(__file__).resolve().parent
 
 MEMORY = [
+    "-DTFRS_ONE_WIDTH",
     # -O1: with less, loops as they are used would not be tried.
     *("-O1", "-g1", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
@@ -31,7 +32,7 @@ MEMORY = [
     # headers don't compile with the others. Null is an address like others.
     "-fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute",
 ]
-THREADS = ["-O1", "-g1", "-fsanitize=thread"]
+THREADS = ["-DTFRS_ONE_WIDTH", "-O1", "-g1", "-fsanitize=thread"]
 
 ASAN_OPTIONS = [
     # Python and TensorFlow free little when they end.
