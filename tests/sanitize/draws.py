@@ -128,7 +128,7 @@ def draw_changes(rng, right):
     outputs = {arg.number_attr for arg in definition.output_arg}
     changes = {}
     names = list(right.arguments)
-    for name in rng.permutation(names)[: rng.integers(1, 3)]:
+    for name in rng.permutation(names)[: rng.integers(1, 3)].tolist():
         if name in attrs:
             numbers = NUMBERS
             if right.operation == "tfrs_embed_key_table":

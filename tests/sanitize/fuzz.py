@@ -487,6 +487,7 @@ def main():
     args = parser.parse_args()
     files.find = lambda: args.library
     assert kernels.status().loaded, kernels.status()
+    tf.get_logger().setLevel("ERROR")  # Graphs are made again and again.
     end = time.monotonic() + args.seconds
     for seed in itertools.count(args.seed):
         rng = np.random.default_rng(seed)
