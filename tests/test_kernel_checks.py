@@ -1,10 +1,22 @@
-"""Ids that the kernels check by themselves: where, and what errors say."""
+"""What the kernels check by themselves: ids first, and all that may be given.
+
+A saved model may have operations with any inputs and attributes.
+"""
+
+import functools
+import json
+import pathlib
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import kernel_cases as cases
+import operation_calls
+import refused_calls
 import tfrs_embed
 from helpers import differentiate, operations_run
 from kernel_cases import Feature
@@ -233,3 +245,47 @@ def test_training_checks_ids_before_anything_takes_them():
         step(make_inputs(bad="movie"))
     for variable, value in zip(layer.weights, before, strict=True):
         np.testing.assert_array_equal(variable, value)
+
+
+@pytest.mark.parametrize("name", operation_calls.CALLS)
+def test_a_right_call_gives_the_right_numbers(name):
+    operation_calls.CALLS[name]().run_right()
+    for shapes in (False, True):
+        call = operation_calls.CALLS[name]()
+        call.check(call.run_in_graph(shapes=shapes))
+
+
+def test_each_operation_has_a_right_call():
+    called = {make().operation for make in operation_calls.CALLS.values()}
+    assert called == set(operation_calls.registered())
+
+
+@functools.cache
+def outcomes():
+    """What all wrong calls do, in processes of their own: some may crash."""
+    script = pathlib.Path(refused_calls.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+IN_ONE_PROCESS = pytest.mark.xdist_group("refused_calls")
+REFUSED = "InvalidArgumentError|ResourceExhaustedError"
+
+
+@IN_ONE_PROCESS
+@pytest.mark.parametrize("name", refused_calls.CASES)
+def test_a_wrong_call_is_an_error_that_changes_nothing(name):
+    eagerly, *in_graph = outcomes()[name]
+    assert re.match(REFUSED, eagerly), eagerly
+    # Shapes are inferred first, which Python raises as its own error.
+    assert re.match(f"{REFUSED}|ValueError", *in_graph), in_graph
+
+
+@IN_ONE_PROCESS
+@pytest.mark.parametrize("name", refused_calls.GRAPHS)
+def test_a_pass_leaves_a_graph_that_it_does_not_understand(name):
+    [found] = outcomes()[name]
+    assert re.match(refused_calls.GRAPHS[name][1], found, re.DOTALL), found

@@ -3,14 +3,15 @@
     python tests/sanitize/fuzz.py LIBRARY.so --seconds 30 --seed 0
 
 Sizes, offsets, ids and dims are random, and some of the calls are wrong: those
-must fail without changing anything. `run.py` gives it a library that has
-sanitizers.
+must fail without changing anything. `draws.py` draws any inputs and attributes.
+`run.py` gives it a library that has sanitizers.
 """
 
 import argparse
 import dataclasses
 import itertools
 import mmap
+import os
 import pathlib
 import sys
 import tempfile
@@ -20,6 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import draws
 
 import compared_keys
 import kernel_cases as cases
@@ -475,9 +478,16 @@ def main():
     parser.add_argument("library", type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument(
+        "--last",
+        type=pathlib.Path,
+        default=pathlib.Path(os.devnull),
+        help="file for what may crash next",
+    )
     args = parser.parse_args()
     files.find = lambda: args.library
     assert kernels.status().loaded, kernels.status()
+    tf.get_logger().setLevel("ERROR")  # Graphs are made again and again.
     end = time.monotonic() + args.seconds
     for seed in itertools.count(args.seed):
         rng = np.random.default_rng(seed)
@@ -491,6 +501,8 @@ def main():
             try_keys(rng)
             try_messages(rng)
             try_runs(rng)
+            for _ in range(20):
+                draws.try_call(rng, lambda text: args.last.write_text(text))
             with tempfile.TemporaryDirectory() as folder:
                 try_mapped(rng, pathlib.Path(folder))
                 try_spill(rng, folder)

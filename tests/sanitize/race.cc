@@ -249,8 +249,7 @@ int main(int argc, char** argv) {
   random_bits.seed(std::atoi(argv[2]));
   int cases = 0;
   for (; std::chrono::steady_clock::now() < end; ++cases) {
-    const char* const names[] = {"baseline", "avx2", "avx512"};
-    const TfrsLoops& loops = *tfrs_loops(names[cases % 3]);
+    const TfrsLoops& loops = *tfrs_loops("baseline");
     const int64_t n = Draw(1, 500), rows = Draw(1, 200);
     const int64_t common[] = {8, 16, 32, 64, 128};
     const int64_t dim = Draw(0, 2) ? common[Draw(0, 5)] : Draw(1, 300);

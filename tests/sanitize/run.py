@@ -17,11 +17,14 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import tensorflow as tf
+
 from tfrs_embed.kernels import build, files
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 MEMORY = [
+    "-DTFRS_ONE_WIDTH",
     # -O1: with less, loops as they are used would not be tried.
     *("-O1", "-g1", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
@@ -29,10 +32,22 @@ MEMORY = [
     # headers don't compile with the others. Null is an address like others.
     "-fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute",
 ]
-THREADS = ["-O1", "-g1", "-fsanitize=thread"]
+THREADS = ["-DTFRS_ONE_WIDTH", "-O1", "-g1", "-fsanitize=thread"]
+
+ASAN_OPTIONS = [
+    # Python and TensorFlow free little when they end.
+    *("detect_leaks=0", "detect_odr_violation=0"),
+    # Calls that are drawn may ask for any memory.
+    *("allocator_may_return_null=1", "max_allocation_size_mb=1024"),
+]
 
 # Instruction sets, and numbers of TensorFlow's threads.
-RUNS = [("", 8), ("avx2", 4), ("baseline", 3)]
+RUNS = [("", 8), ("baseline", 3)]
+
+# The loops take the longest to compile, and those for AVX2 are the same C++ as
+# the baseline's. Threads share out work in the same way for all.
+X86 = ["avx2", "avx512"]
+NOT_IN_RACE = ["rows_avx2", "rows_avx512", "unit_0", "unit_1"]
 
 
 def preload(compiler):
@@ -59,49 +74,63 @@ def run_race(program, seconds, seed):
 
 
 def fuzz(compiler, library, seconds, seed):
+    last = library.with_name("last_call")
     for loops, threads in RUNS:
-        subprocess.run(
+        done = subprocess.run(
             [
                 *(sys.executable, str(HERE / "fuzz.py"), str(library)),
                 *("--seconds", str(seconds), "--seed", str(seed)),
+                *("--last", str(last)),
             ],
             env={
                 **os.environ,
                 "LD_PRELOAD": preload(compiler),
-                # Python and TensorFlow free little when they end.
-                "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0",
+                "ASAN_OPTIONS": ":".join(ASAN_OPTIONS),
                 "UBSAN_OPTIONS": "print_stacktrace=1",
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "TF_NUM_INTRAOP_THREADS": str(threads),
                 "TFRS_EMBED_LOOPS": loops,
                 "TFRS_EMBED_KERNELS": "",
             },
-            check=True,
         )
+        if done.returncode:
+            text = last.read_text() if last.exists() else "none"
+            sys.exit(f"Exit status {done.returncode}. The last call: {text}")
         seed += 1_000_000
 
 
-def compile_race(compiler, scratch):
-    """The program of race.cc with the loops of all instruction sets."""
-    parts = ("rows.cc", "dispatch.cc")
-    jobs = [
-        job
-        for job in build._compilations(scratch)
-        if any(arg.endswith(parts) for arg in job)
-    ]
-    command = [*compiler.split(), *build._FLAGS, *THREADS]
+def compilations(compiler, folder, flags, without):
+    """The commands of the compiler by the objects that they make."""
+    folder.mkdir()
+    command = [*compiler.split(), *build._FLAGS, *flags]
+    return {
+        job[-1]: [*command, *job]
+        for job in build._compilations(folder)
+        if pathlib.Path(job[-1]).stem not in without
+    }
+
+
+def compile_both(compiler, scratch):
+    """Returns the library for fuzz.py, and the program of race.cc."""
+    memory = compilations(compiler, scratch / "memory", MEMORY, ["rows_avx2"])
+    race = compilations(compiler, scratch / "race", THREADS, NOT_IN_RACE)
+    commands = [*memory.values(), *race.values()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda job: build._run([*command, *job]), jobs))
-    program = scratch / "race"
-    keys = ("key_table.cc", "spill_file.cc")
-    source = [
-        f"-I{files.SOURCES}",
-        str(HERE / "race.cc"),
-        *(str(files.SOURCES / name) for name in keys),
-    ]
-    objects = [job[-1] for job in jobs]
-    build._run([*command, *source, *objects, "-pthread", "-o", str(program)])
-    return program
+        list(pool.map(build._run, commands))
+    library, program = scratch / "kernels.so", scratch / "race_program"
+    shared = ["-shared", *tf.sysconfig.get_link_flags()]
+    # Nothing is missing where there are no such loops.
+    one = [f"-Wl,--defsym=tfrs_loops_{n}=tfrs_loops_baseline" for n in X86]
+    sources = [HERE / "race.cc"]
+    sources += [files.SOURCES / n for n in ("key_table.cc", "spill_file.cc")]
+    alone = [f"-I{files.SOURCES}", *map(str, sources), "-pthread"]
+    for output, flags, objects, rest in (
+        (library, MEMORY, memory, [*shared, one[0]]),
+        (program, THREADS, race, [*alone, *one]),
+    ):
+        command = [*compiler.split(), *build._FLAGS, *flags]
+        build._run([*command, *objects, *rest, "-o", str(output)])
+    return library, program
 
 
 def main():
@@ -119,9 +148,10 @@ def main():
     print(f"--seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
-        race = compile_race(compiler, scratch)
+        begin = time.monotonic()
+        library, race = compile_both(compiler, scratch)
+        print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
         run_race(race, args.seconds, args.seed)
-        library = build.build(scratch / "kernels.so", MEMORY)
         fuzz(compiler, library, args.seconds, args.seed)
 
 

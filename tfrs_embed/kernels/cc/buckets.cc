@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -37,6 +36,8 @@ constexpr int64_t kIdsPerThread = 8192;
 // Buckets are made of whole ranges, so they have about the same size even if
 // ids are frequent in some ranges.
 constexpr int64_t kRangesPerBucket = 8;
+// References are numbered in 32 bits, and a hash table has twice as many places.
+constexpr int64_t kMostIds = int64_t{1} << 30;
 
 // Memory that TensorFlow frees after the operation.
 template <typename T>
@@ -143,7 +144,8 @@ void Buckets::Sorter::SplitTables(const std::vector<TableShape>& tables) {
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t rows = tables[t].rows, gradients = gradients_of[t];
     Ranges ranges;
-    ranges.small = rows * tables[t].dim <= kSmallTable &&
+    // Rows of no columns need memory too: for whether they are used.
+    ranges.small = rows * std::max<int64_t>(1, tables[t].dim) <= kSmallTable &&
                    rows <= 2 * gradients && gradients <= most;
     if (ranges.small) {
       small_of[t] = result_.small_tables_.size();
@@ -275,6 +277,10 @@ void Buckets::Sorter::PlacePart(int64_t part) {
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
                            const std::vector<TableShape>& tables) {
+  const int64_t total = AllIds(features).total();
+  if (total > kMostIds) {
+    return InvalidArgument(total, " ids are more than ", kMostIds);
+  }
   TF_RETURN_IF_ERROR(CheckIds(ctx, features, RowsOf(features, tables)));
   Sorter sorter(ctx, features, this);
   sorter.SplitTables(tables);
@@ -310,13 +316,12 @@ std::vector<Buckets::Work> Buckets::ListWork() const {
 
 // The memory that a thread needs for any of the work.
 struct Buckets::Scratch {
-  int64_t most_gradients = 0, most_rows = 0;  // Of a bucket.
-  int64_t dim = 0;
+  int64_t most_gradients = 0, most_rows = 0, dim = 0;  // Of a bucket.
   int64_t words = 0;
 
   Scratch(const Buckets& buckets, const std::vector<TfrsTable>& tables) {
-    for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
     for (const Bucket& bucket : buckets.buckets_) {
+      dim = std::max(dim, tables[bucket.table].dim);
       const int64_t n = bucket.end - bucket.begin;
       most_gradients = std::max(most_gradients, n);
       most_rows = std::max(most_rows, std::min(n, bucket.rows));
@@ -343,29 +348,31 @@ struct Buckets::Scratch {
   }
 };
 
-void Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
-                     const std::vector<TfrsTable>& tables) const {
+absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
+                             const std::vector<TfrsTable>& tables) const {
   const std::vector<Work> work = ListWork();
-  if (work.empty()) return;
-  int64_t gradients = total_;
+  if (work.empty()) return absl::OkStatus();
+  int64_t gradients = total_, dim = 0;
+  for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
   for (const SmallTable& small : small_tables_) {
     for (const TfrsGradients& feature : small.features) gradients += feature.n;
   }
   const Scratch scratch(*this, tables);
   const int64_t threads = std::min<int64_t>(
       {NumThreads(ctx), static_cast<int64_t>(work.size()),
-       1 + gradients * scratch.dim / kValuesPerThread});
+       1 + gradients * dim / kValuesPerThread});
+  Tensor memory;
+  uint32_t* words;
+  TF_RETURN_IF_ERROR(Allocate(ctx, threads * scratch.words, &memory, &words));
   // Some work takes longer than other, so a thread takes the next when it is
   // done with one.
   std::atomic<size_t> next{0};
-  ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {
-    // Not a vector, which would set all of the memory to 0, though most buckets
-    // need less than the largest.
-    const std::unique_ptr<uint32_t[]> memory(new uint32_t[scratch.words]);
-    TfrsGroups groups = scratch.Divide(memory.get());
+  ParallelFor(ctx, threads, 1 << 20, [&](int64_t thread, int64_t) {
+    uint32_t* const mine = words + thread * scratch.words;
+    TfrsGroups groups = scratch.Divide(mine);
     for (size_t w = next++; w < work.size(); w = next++) {
       if (const SmallTable* small = work[w].table) {
-        float* sums = reinterpret_cast<float*>(memory.get());
+        float* sums = reinterpret_cast<float*>(mine);
         loops.update_all(&tables[small->table], small->features.data(),
                          small->features.size(), small->rows, sums,
                          reinterpret_cast<uint8_t*>(sums + kSmallTable));
@@ -380,6 +387,7 @@ void Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
                    factors_ ? factors_ + bucket.begin : nullptr, n, &groups);
     }
   });
+  return absl::OkStatus();
 }
 
 }  // namespace tfrs_embed

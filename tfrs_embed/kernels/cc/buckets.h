@@ -28,9 +28,10 @@ class Buckets {
                     const std::vector<TableShape>& tables);
 
   // Updates the tables: calls the loops' update for each bucket, and update_all
-  // for each small table. `tables` are those of Sort.
-  void Update(tensorflow::OpKernelContext* ctx, const TfrsLoops& loops,
-              const std::vector<TfrsTable>& tables) const;
+  // for each small table. `tables` are those of Sort. Without memory for it,
+  // fails before anything is updated.
+  absl::Status Update(tensorflow::OpKernelContext* ctx, const TfrsLoops& loops,
+                      const std::vector<TfrsTable>& tables) const;
 
  private:
   class Sorter;

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "op.h"
 
 namespace tfrs_embed {
@@ -56,8 +58,12 @@ absl::Status ReadBags(const Tensor& input, Feature* feature) {
   if (n > std::numeric_limits<int32_t>::max()) {
     return InvalidArgument(n, " ids are too many");
   }
-  feature->memory.reset(new int32_t[feature->count + 1]);
+  feature->memory.reset(new (std::nothrow) int32_t[feature->count + 1]);
   int32_t* splits = feature->memory.get();
+  if (splits == nullptr) {
+    return tensorflow::errors::ResourceExhausted(
+        "no memory for the splits of ", feature->count, " bags");
+  }
   int64_t bag = 0;
   for (int64_t i = 0; i < n; ++i) {
     while (bag <= bags[i]) splits[bag++] = i;
@@ -124,7 +130,8 @@ class Inputs {
       const Tensor& input = bags_[next_bags_++];
       TF_RETURN_IF_ERROR(layout.is_ragged[f] ? ReadSplits(input, feature)
                                              : ReadBags(input, feature));
-    } else if (feature->n != feature->count * feature->per_bag) {
+    } else if (feature->n % feature->per_bag != 0 ||
+               feature->n / feature->per_bag != feature->count) {
       return InvalidArgument(feature->n, " ids for ", feature->count,
                              " bags of ", feature->per_bag);
     }
@@ -180,7 +187,8 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const FeatureLayout& layout,
     const absl::Status status =
         inputs.Read(layout, num_tables, f, &(*features)[f]);
     if (!status.ok()) {
-      return InvalidArgument("feature ", f, ": ", status.message());
+      return absl::Status(status.code(), absl::StrCat("feature ", f, ": ",
+                                                      status.message()));
     }
   }
   return absl::OkStatus();

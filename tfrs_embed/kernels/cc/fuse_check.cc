@@ -58,11 +58,14 @@ void FuseCheck(Graph* graph, Node* check) {
   std::vector<int64_t> rows, rows_of;
   std::vector<std::string> names, names_of;
   int begin, end;
+  // A lookup has one check. If it has one already, this one stays.
   if (lookup == nullptr || !FindIds(lookup, &begin, &end) ||
       !tensorflow::GetNodeAttr(check->attrs(), "rows", &rows).ok() ||
       !tensorflow::GetNodeAttr(check->attrs(), "names", &names).ok() ||
       static_cast<int>(rows.size()) != check->num_outputs() ||
-      static_cast<int>(names.size()) != check->num_outputs()) {
+      static_cast<int>(names.size()) != check->num_outputs() ||
+      !tensorflow::GetNodeAttr(lookup->attrs(), "rows", &rows_of).ok() ||
+      !rows_of.empty()) {
     return;
   }
   // The checked ids that each feature of the lookup has.

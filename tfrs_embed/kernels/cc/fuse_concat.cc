@@ -37,13 +37,14 @@ std::vector<const Edge*> ColumnsOf(const Node* concat) {
   }
   const tensorflow::TensorProto* proto;
   tensorflow::Tensor value;
+  // Few bytes may say that they are a tensor of any size, or another type.
   if (!tensorflow::TryGetNodeAttr(axis->src()->attrs(), "value", &proto) ||
-      !value.FromProto(*proto) || value.NumElements() != 1) {
+      proto->tensor_shape().dim_size() != 0 || !value.FromProto(*proto)) {
     return inputs;
   }
-  const int64_t number = value.dtype() == tensorflow::DT_INT64
-                             ? value.flat<int64_t>()(0)
-                             : value.flat<int32_t>()(0);
+  int64_t number = 0;
+  if (value.dtype() == tensorflow::DT_INT64) number = value.flat<int64_t>()(0);
+  if (value.dtype() == tensorflow::DT_INT32) number = value.flat<int32_t>()(0);
   if (number != 1 && number != -1) return inputs;
   for (int i = 0; i < n; ++i) {
     const Edge* edge;

@@ -34,11 +34,20 @@ bool AllInside(const void* data, int64_t begin, int64_t end, T last) {
   return static_cast<T>(signs) >= 0;
 }
 
+// Reads an attribute of numbers of rows.
+absl::Status ReadRows(OpKernelConstruction* ctx, std::vector<int64_t>* rows) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("rows", rows));
+  for (const int64_t each : *rows) {
+    if (each < 0) return InvalidArgument("rows: ", each);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
   if (begin == end) return true;
-  if (rows == 0) return false;
+  if (rows <= 0) return false;
   if (feature.wide) {
     return AllInside<int64_t>(feature.ids, begin, end, rows - 1);
   }
@@ -93,7 +102,7 @@ std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
 }
 
 absl::Status IdLimits::Read(OpKernelConstruction* ctx) {
-  TF_RETURN_IF_ERROR(ctx->GetAttr("rows", &rows));
+  TF_RETURN_IF_ERROR(ReadRows(ctx, &rows));
   TF_RETURN_IF_ERROR(ctx->GetAttr("names", &names));
   if (rows.size() != names.size()) {
     return InvalidArgument(rows.size(), " rows for ", names.size(),
@@ -123,7 +132,7 @@ namespace {
 class InsideOp : public OpKernel {
  public:
   explicit InsideOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
+    OP_REQUIRES_OK(ctx, ReadRows(ctx, &rows_));
   }
 
   void Compute(OpKernelContext* ctx) override {

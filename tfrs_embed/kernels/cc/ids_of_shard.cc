@@ -137,7 +137,9 @@ class IdsOfShardOp : public OpKernel {
     int m, num_weighted;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &m));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &num_weighted));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
+    int world;  // Shards of 32 bits, which ids may have.
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world));
+    world_ = world;
     const auto each_feature = [&](const char* name, auto* values) {
       return GetEach(ctx, name, m, "feature", values);
     };

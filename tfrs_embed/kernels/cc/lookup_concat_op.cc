@@ -14,6 +14,7 @@
 #include "op.h"
 #include "rows.h"
 #include "table_shape.h"
+#include "tensorflow/core/util/overflow.h"
 #include "threads.h"
 #include "variables.h"
 
@@ -86,7 +87,7 @@ class LookupConcatOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("order", &order_));
-    OP_REQUIRES_OK(ctx, integers_.Read(ctx));
+    OP_REQUIRES_OK(ctx, integers_.Read(ctx, layout_.table_of.size()));
     OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
@@ -104,9 +105,11 @@ class LookupConcatOp : public OpKernel {
     Columns columns;
     OP_REQUIRES_OK(ctx, ReadColumns(ctx, features, tables, &columns));
     const int64_t count = features[0].count;
+    TensorShape matrix_shape;
+    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({count, columns.width},
+                                                      &matrix_shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(
-                            0, TensorShape({count, columns.width}), &out));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, matrix_shape, &out));
     if (out->NumElements() == 0) return;
     const int64_t size = tensorflow::DataTypeSize(dtype_);
     char* matrix = static_cast<char*>(out->data());
@@ -151,6 +154,7 @@ class LookupConcatOp : public OpKernel {
       if (i < 0 || i >= m + others.size()) {
         return InvalidArgument("order: ", i);
       }
+      int64_t width;
       if (i < m) {
         const Feature& feature = features[i];
         if (feature.count != count) {
@@ -162,7 +166,7 @@ class LookupConcatOp : public OpKernel {
             {MakeLookup(feature, tables, dtype_, nullptr, 0), i,
              columns->width});
         columns->cost += LookupCost(feature, shape.dim);
-        columns->width += shape.dim;
+        width = shape.dim;
       } else {
         const Tensor& other = others[i - m];
         if (other.dims() != 2 || other.dim_size(0) != count) {
@@ -173,8 +177,10 @@ class LookupConcatOp : public OpKernel {
         columns->copies.push_back({static_cast<const char*>(other.data()),
                                    columns->width, other.dim_size(1)});
         columns->cost += other.NumElements();
-        columns->width += other.dim_size(1);
+        width = other.dim_size(1);
       }
+      columns->width = tensorflow::AddWithoutOverflow(columns->width, width);
+      if (columns->width < 0) return InvalidArgument("too many columns");
     }
     if (columns->lookups.empty()) {
       return InvalidArgument("order: none of the features");

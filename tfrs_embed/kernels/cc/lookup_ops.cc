@@ -13,6 +13,7 @@
 #include "op.h"
 #include "rows.h"
 #include "table_shape.h"
+#include "tensorflow/core/util/overflow.h"
 #include "threads.h"
 #include "variables.h"
 
@@ -26,13 +27,14 @@ namespace {
 // unknown dimension of the given shape follows from the others.
 absl::Status VectorShape(const Feature& feature, int64_t dim,
                          const PartialTensorShape* given, TensorShape* shape) {
-  *shape = TensorShape({feature.count, dim});
+  TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({feature.count, dim}, shape));
   if (given == nullptr) return absl::OkStatus();
-  int64_t known = 1;
+  int64_t known = 1;  // Negative if the product is too large.
   for (int i = 0; i < given->dims(); ++i) {
-    if (given->dim_size(i) >= 0) known *= given->dim_size(i);
+    const int64_t size = given->dim_size(i);
+    if (size >= 0) known = tensorflow::MultiplyWithoutOverflow(known, size);
   }
-  const int64_t all = feature.count * dim;
+  const int64_t all = shape->num_elements();
   TensorShape wanted;
   for (int i = 0; i < given->dims(); ++i) {
     const int64_t size = given->dim_size(i);
@@ -133,7 +135,7 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &vectors_.dtype));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, vectors_.ReadShapes(ctx, layout_.table_of.size()));
-    OP_REQUIRES_OK(ctx, integers_.Read(ctx));
+    OP_REQUIRES_OK(ctx, integers_.Read(ctx, layout_.table_of.size()));
     OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
@@ -164,6 +166,8 @@ class CombineOp : public OpKernel {
  public:
   explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+    OP_REQUIRES_OK(ctx, GetEach(ctx, "dims", layout_.table_of.size(), "feature",
+                                &dims_));
     OP_REQUIRES_OK(ctx, vectors_.ReadShapes(ctx, layout_.table_of.size()));
   }
 
@@ -172,6 +176,9 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("rows", &rows));
     std::vector<TableShape> shapes(1);
     OP_REQUIRES_OK(ctx, ReadShape(*rows, &shapes[0]));
+    for (const int dim : dims_) {
+      OP_REQUIRES_OK(ctx, CheckDim(0, shapes[0], dim));
+    }
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
     const Tables tables = {{rows->data()}, shapes, {nullptr}};
@@ -180,6 +187,7 @@ class CombineOp : public OpKernel {
 
  private:
   FeatureLayout layout_;
+  std::vector<int> dims_;
   Vectors vectors_;
 };
 
@@ -194,6 +202,9 @@ absl::Status InferVectors(InferenceContext* c) {
       (!shapes.empty() && shapes.size() != features)) {
     return InvalidArgument("dims must have an entry for each feature; shapes "
                            "too, or none.");
+  }
+  for (const int dim : dims) {
+    if (dim < 0) return InvalidArgument("dims: ", dim);
   }
   for (size_t f = 0; f < features; ++f) {
     ShapeHandle shape = c->Matrix(InferenceContext::kUnknownDim, dims[f]);

@@ -25,14 +25,26 @@ struct Tables {
   std::vector<const float*> factors;
 };
 
+// Fails if the rows of a table's tensor aren't those of `dim` columns.
+inline absl::Status CheckDim(size_t t, const TableShape& table, int64_t dim) {
+  const bool halves = table.type == kInt4;
+  if (dim >= 0 && (halves ? (dim + 1) / 2 : dim) == table.dim) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("table ", t, " has rows of ", table.dim,
+                         halves ? " bytes, which isn't half of dim "
+                                : " columns, which isn't dim ",
+                         dim);
+}
+
 // The attributes that say where the factors of integer rows are, and how wide
 // rows of four bits are.
 struct IntegerRows {
   std::vector<int> dims;      // By feature.
   std::vector<int> scale_of;  // By table: the place of its factors, or -1.
 
-  absl::Status Read(OpKernelConstruction* ctx) {
-    TF_RETURN_IF_ERROR(ctx->GetAttr("dims", &dims));
+  absl::Status Read(OpKernelConstruction* ctx, size_t features) {
+    TF_RETURN_IF_ERROR(GetEach(ctx, "dims", features, "feature", &dims));
     return ctx->GetAttr("scale_of", &scale_of);
   }
 
@@ -45,7 +57,12 @@ struct IntegerRows {
     tables->factors.resize(shapes.size());
     for (size_t f = 0; f < features.size(); ++f) {
       const size_t t = features[f].table;
+      TF_RETURN_IF_ERROR(CheckDim(t, shapes[t], dims[f]));
       if (shapes[t].type != kInt8 && shapes[t].type != kInt4) continue;
+      if (tables->factors[t] && tables->shapes[t].dim != dims[f]) {
+        return InvalidArgument("table ", t, " has rows of dim ",
+                               tables->shapes[t].dim, " and of ", dims[f]);
+      }
       const int64_t s = t < scale_of.size() ? scale_of[t] : -1;
       if (s < 0 || s >= static_cast<int64_t>(shapes.size()) ||
           shapes[s].type != kFloat32 || shapes[s].dim != 1 ||
@@ -54,12 +71,6 @@ struct IntegerRows {
                                "factor for each row");
       }
       tables->factors[t] = static_cast<const float*>(variables.values()[s]);
-      if (shapes[t].type == kInt8) continue;
-      if (f >= dims.size() || dims[f] < 0 ||
-          tfrs_row_bytes(kInt4, dims[f]) != shapes[t].dim) {
-        return InvalidArgument("table ", t, " has rows of ", shapes[t].dim,
-                               " bytes, which isn't half of dim");
-      }
       tables->shapes[t].dim = dims[f];
     }
     return absl::OkStatus();

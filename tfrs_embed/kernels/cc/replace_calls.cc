@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "graph_edges.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/function.h"
@@ -29,11 +30,13 @@ namespace {
 
 constexpr char kAttribute[] = "_tfrs_embed_kernel";
 
-// Replaces a call by its kernel's node; leaves the call if the types of inputs
-// or outputs don't fit.
+// Replaces a call by its kernel's node; leaves the call if that isn't a node of
+// this library, or the types of inputs or outputs don't fit.
 void Replace(Graph* graph, Node* call, const std::string& kernel) {
   NodeDef def;
   if (!def.ParseFromString(kernel)) return;
+  // Another operation here would be seen by nothing that looks through a graph.
+  if (!absl::StartsWith(def.op(), "TfrsEmbed")) return;
   def.set_name(call->name());
   def.set_device(call->requested_device());
   def.clear_input();
@@ -86,7 +89,7 @@ class KeepCalls : public tensorflow::GraphOptimizationPass {
     for (const std::string& name : library->ListFunctionNames()) {
       for (const NodeDef& node : library->Find(name)->node_def()) find(node);
     }
-    if (options.graph != nullptr) {
+    if (options.graph != nullptr && *options.graph != nullptr) {
       for (const Node* node : (*options.graph)->op_nodes()) find(node->def());
     }
     if (called.empty() || !OnlyCpus(options)) return absl::OkStatus();

@@ -106,11 +106,23 @@ void SortByShard(const Keys& keys, const int32_t* first, int32_t u,
   }
 }
 
+// Reads the numbers of shards and of tables. Each pair of them has a count.
+template <typename Context>
+absl::Status ReadSizes(Context* ctx, int64_t* world, int64_t* tables) {
+  constexpr int64_t kMostCounts = int64_t{1} << 26;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("world", world));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("tables", tables));
+  if (*world > 0 && *tables > 0 && *tables <= kMostCounts / *world) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("world ", *world, " times tables ", *tables,
+                         " must be in [1, ", kMostCounts, "]");
+}
+
 class RouteOp : public OpKernel {
  public:
   explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(ctx, ReadSizes(ctx, &world_, &tables_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -186,9 +198,8 @@ REGISTER_OP("TfrsEmbedRoute")
     .Attr("tables: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       int64_t world, tables;
-      TF_RETURN_IF_ERROR(c->GetAttr("world", &world));
-      TF_RETURN_IF_ERROR(c->GetAttr("tables", &tables));
-      c->set_output(0, c->input(0));
+      TF_RETURN_IF_ERROR(ReadSizes(c, &world, &tables));
+      c->set_output(0, c->Vector(c->NumElements(c->input(0))));
       c->set_output(1, c->Vector(c->kUnknownDim));
       c->set_output(2, c->Vector(c->kUnknownDim));
       c->set_output(3, c->Matrix(world, tables));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "op.h"
@@ -51,12 +52,11 @@ class CopyRunsOp : public OpKernel {
       places[r + 1] = places[r] + (padded_ ? capacity : size[r]);
     }
     TensorShape shape = values.shape();
-    if (padded_) {
-      shape.set_dim(0, capacity);
-      shape.InsertDim(0, runs);
-    } else {
-      shape.set_dim(0, places[runs]);
-    }
+    OP_REQUIRES(ctx, shape.dims() < TensorShape::MaxDimensions(),
+                InvalidArgument("values have ", shape.dims(), " dimensions"));
+    OP_REQUIRES_OK(
+        ctx, shape.SetDimWithStatus(0, padded_ ? capacity : places[runs]));
+    if (padded_) OP_REQUIRES_OK(ctx, shape.InsertDimWithStatus(0, runs));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     if (out->NumElements() == 0) return;
@@ -96,7 +96,8 @@ class ReadSplitsOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& words = ctx->input(0);
     const TensorShape& shape = ctx->input(1).shape();
-    OP_REQUIRES(ctx, shape.dims() == 2,
+    // Without a world there would be any number of pieces in no memory.
+    OP_REQUIRES(ctx, shape.dims() == 2 && shape.dim_size(1) > 0,
                 InvalidArgument("starts must be [pieces, world], got ",
                                 shape.DebugString()));
     const int32_t* inputs[4];
@@ -113,6 +114,7 @@ class ReadSplitsOp : public OpKernel {
     std::vector<int64_t> places(pieces + 1, 0);
     for (int64_t p = 0; p < pieces; ++p) {
       places[p + 1] = places[p] + 1;
+      int64_t ids = 0;
       for (int64_t i = p * world; i < (p + 1) * world; ++i) {
         OP_REQUIRES(ctx,
                     counts[i] >= 0 && numbers[i] >= 0 &&
@@ -123,7 +125,10 @@ class ReadSplitsOp : public OpKernel {
                                     " bags of ", numbers[i], " ids at ",
                                     starts[i], " of ", known));
         places[p + 1] += counts[i];
+        ids += numbers[i];
       }
+      OP_REQUIRES(ctx, ids <= std::numeric_limits<int32_t>::max(),
+                  InvalidArgument("Piece ", p, " has ", ids, " ids"));
     }
     Tensor* out;
     OP_REQUIRES_OK(

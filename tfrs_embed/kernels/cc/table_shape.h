@@ -4,6 +4,7 @@
 #define TFRS_EMBED_KERNELS_CC_TABLE_SHAPE_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "rows.h"
@@ -32,6 +33,23 @@ inline bool ReadType(tensorflow::DataType dtype, int32_t* type) {
   }
 }
 
+// The most rows and columns of a table. A tensor of no numbers may have more;
+// sums and products of sizes would overflow.
+constexpr int64_t kMostRows = int64_t{1} << 48;
+constexpr int64_t kMostColumns = std::numeric_limits<int32_t>::max();
+
+// Reads the shape of a table whose rows are of a type, or fails.
+inline absl::Status ReadShapeOf(const tensorflow::Tensor& table, int32_t type,
+                                TableShape* shape) {
+  *shape = {table.dim_size(0), table.dim_size(1), type};
+  if (shape->rows <= kMostRows && shape->dim <= kMostColumns) {
+    return absl::OkStatus();
+  }
+  return tensorflow::errors::InvalidArgument(
+      "A table must have at most ", kMostRows, " rows and ", kMostColumns,
+      " columns, got ", table.shape().DebugString());
+}
+
 // Reads the shape and type of a table, or fails if the tensor can't be one.
 inline absl::Status ReadShape(const tensorflow::Tensor& table,
                               TableShape* shape) {
@@ -42,8 +60,7 @@ inline absl::Status ReadShape(const tensorflow::Tensor& table,
         tensorflow::DataTypeString(table.dtype()), " ",
         table.shape().DebugString());
   }
-  *shape = {table.dim_size(0), table.dim_size(1), type};
-  return absl::OkStatus();
+  return ReadShapeOf(table, type, shape);
 }
 
 // The same for a table that is looked up, whose rows may be integers: int8, or
@@ -54,8 +71,7 @@ inline absl::Status ReadStoredShape(const tensorflow::Tensor& table,
   if (table.dims() != 2 || !(small || table.dtype() == tensorflow::DT_INT8)) {
     return ReadShape(table, shape);
   }
-  *shape = {table.dim_size(0), table.dim_size(1), small ? kInt4 : kInt8};
-  return absl::OkStatus();
+  return ReadShapeOf(table, small ? kInt4 : kInt8, shape);
 }
 
 // The same for a table, a slot, which may have one number for each row, or

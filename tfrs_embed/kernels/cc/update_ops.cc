@@ -45,7 +45,7 @@ absl::Status ReadGradients(OpKernelContext* ctx,
         column == 0 && gradient.NumElements() == feature.count * dim;
     const bool among = gradient.dims() == 2 &&
                        gradient.dim_size(0) == feature.count && column >= 0 &&
-                       column + dim <= gradient.dim_size(1);
+                       dim <= gradient.dim_size(1) - column;
     if (!alone && !among) {
       return InvalidArgument("feature ", f, ": a gradient of shape ",
                              gradient.shape().DebugString(), " at column ",
@@ -70,7 +70,10 @@ class SpreadOp : public OpKernel {
  public:
   explicit SpreadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    int dim;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim));
+    OP_REQUIRES(ctx, dim >= 0, InvalidArgument("dim: ", dim));
+    dim_ = dim;
     tensorflow::DataType dtype;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype));
     OP_REQUIRES(ctx, ReadType(dtype, &type_), InvalidArgument("T"));
@@ -91,9 +94,10 @@ class SpreadOp : public OpKernel {
     std::iota(gradient_of.begin(), gradient_of.end(), 0);
     OP_REQUIRES_OK(
         ctx, ReadGradients(ctx, shapes, gradient_of, nullptr, &features));
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({rows, dim_}, &shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(0, TensorShape({rows, dim_}), &out));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     Buckets buckets;
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
     char* const sums = static_cast<char*>(out->data());
@@ -106,7 +110,7 @@ class SpreadOp : public OpKernel {
     table.dim = dim_;
     table.type = type_;
     table.rule = kSum;
-    buckets.Update(ctx, Loops(), {table});
+    OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), {table}));
   }
 
  private:
@@ -171,7 +175,7 @@ class UpdateOp : public OpKernel {
                                       &features));
     Buckets buckets;
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
-    buckets.Update(ctx, Loops(), tables);
+    OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
   }
 
  private:
@@ -291,6 +295,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
     .SetShapeFn([](InferenceContext* c) {
       int dim;
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      if (dim < 0) return InvalidArgument("dim: ", dim);
       c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, dim));
       return absl::OkStatus();
     });
