@@ -11,6 +11,7 @@ import tensorflow as tf
 from delta_cases import Job, restored
 from helpers import assert_same, change_byte, files_in, save_tensors
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
+from tfrs_embed.checkpoint.names import SUFFIX
 from tfrs_embed.tools.conversion.command import main
 
 pytestmark = pytest.mark.tools
@@ -218,6 +219,31 @@ def test_a_header_that_is_no_header_is_one_line_of_an_error(
         assert line.startswith("error: ") and said in line, line
         assert "ckpt-1" in line
     assert files_in(tmp_path) == before
+
+
+def test_diff_reads_deltas_that_no_objects_explain(tmp_path, capsys):
+    """Without objects a table is a variable like others."""
+    path = f"t/{{}}{SUFFIX}".format
+    first = save_tensors(
+        tmp_path / "ckpt-0",
+        {
+            chain.HEADER: json.dumps({"id": "a"}),
+            path("parameters"): np.zeros([8, 2], np.float32),
+        },
+    )
+    second = save_tensors(
+        tmp_path / "ckpt-1",
+        {
+            chain.HEADER: json.dumps({**HEADER, "previous_id": "a"}),
+            path("delta/rows"): np.array([1, 2]),
+            path("delta/parameters"): np.ones([2, 2], np.float32),
+        },
+    )
+    assert run("diff", second, first, "--json") == 0
+    found = capsys.readouterr().out
+    assert "t/parameters" in found, found
+    assert run("diff", second, second, "--json") == 0
+    assert "t/parameters" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("listed", ["../other/ckpt-5", "{}/other/ckpt-5"])

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import assert_same, change_byte, state
-from tfrs_embed.checkpoint import bundle, index, stored
+from tfrs_embed.checkpoint import bundle, index, listing, stored
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.stored import masked_crc32c
-from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
+from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2, tensor_pb2
 
 VALUE = "v/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -405,6 +405,57 @@ def test_strings_of_wrong_lengths_are_not_allocated(kind, length, tmp_path):
         file.write(b"\xff" * (piece.offset + piece.size))
     with pytest.raises(tf.errors.DataLossError, match="the lengths of the val"):
         reader.read("v")
+
+
+@pytest.mark.parametrize("shape", [[0], [3, 0], [], [200_000]])
+def test_strings_are_read_however_many(shape, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "_BLOCK", 1000)
+    sizes = np.random.default_rng(0).choice([0, 3, 200, 20_000], shape)
+    sizes = np.where(np.arange(sizes.size).reshape(shape) < 9, sizes, 3)
+    text = np.array([b"x" * n for n in sizes.ravel()], object).reshape(shape)
+    writer = BundleWriter(str(tmp_path / "part"))
+    writer.add("v", tf.constant(text, tf.string))
+    merge(writer.finish(), str(tmp_path / "c"))
+    found = BundleReader(str(tmp_path / "c")).read("v").numpy()
+    np.testing.assert_array_equal(found, text)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_tensors_of_variants_are_not_larger_than_their_bytes(nested, tmp_path):
+    # TensorFlow makes a tensor of any shape from one value, or crashes.
+    proto = tensor_pb2.VariantTensorDataProto(type_name="tensorflow::Tensor")
+    tensor = proto.tensors.add(dtype=1, float_val=[1.0])
+    tensor.tensor_shape.dim.add(size=2**40)
+    if nested:
+        outer = tensor_pb2.VariantTensorDataProto(type_name="outer")
+        outer.tensors.add(dtype=21).variant_val.append(proto)
+        proto = outer
+    text = proto.SerializeToString()
+    data = number(len(text)) + text + bytes(4)
+    (tmp_path / "data").write_bytes(data)
+    piece = stored.Piece(
+        name="v",
+        file=str(tmp_path / "data"),
+        offset=0,
+        size=len(data),
+        shape=(),
+        dtype=tf.variant,
+        masked_crc=0,
+        starts=[],
+    )
+    message = f"'v' has {len(data)} bytes, and would have more than 67108864 in"
+    with pytest.raises(tf.errors.DataLossError, match=message):
+        index.check_lengths(piece)
+
+
+@pytest.mark.parametrize("name", ["c.index", "checkpoint"])
+def test_pipes_are_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(tf.errors.DataLossError, match="is no file"):
+        if name == "checkpoint":
+            listing.latest(str(tmp_path))
+        else:
+            BundleReader(str(tmp_path / "c"))
 
 
 ENDLESS = index_of(b"\xff" * 10**6 + entries_of([]))

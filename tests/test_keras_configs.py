@@ -485,6 +485,29 @@ def test_every_initializer_is_made_again_in_layers_of_both(keras, given):
     assert again.get_config() == given.get_config()
 
 
+@BOTH
+def test_objects_of_a_program_are_taken_as_they_are(keras):
+    given = {
+        "embeddings_initializer": keras.initializers.Zeros(),
+        "embeddings_regularizer": keras.regularizers.L2(0.1),
+        "embeddings_constraint": keras.constraints.NonNeg(),
+        "activity_regularizer": lambda x: 0.0,
+    }
+    front = LAYERS[keras]
+    config = {**front.Embedding(9, 4).get_config(), **given}
+    made = front.Embedding.from_config(config)
+    assert {name: getattr(made, name) for name in given} == given
+
+
+@BOTH
+def test_an_initializer_of_the_other_keras_is_made_again(keras):
+    other = tf_keras if keras is keras_3 else keras_3
+    given = other.initializers.HeNormal(seed=1)
+    stored = as_json(keras.initializers.serialize(given))
+    again = keras_configs.deserialize(stored, "initializers", keras, "A table")
+    assert type(again) is type(given)
+
+
 ROWS = np.arange(36, dtype="float32").reshape(9, 4)
 
 

@@ -368,7 +368,7 @@ HEADERS = {
     r"inplace_merge|nth_element|partition|push_heap|pop_heap)\b": [
         "<algorithm>"
     ],
-    r"std::runtime_error\b": ["<stdexcept>"],
+    r"std::(runtime_error|invalid_argument)\b": ["<stdexcept>"],
     r"\bstrerror\b": ["<cstring>", "<string.h>"],
     r"std::(atomic|memory_order_relaxed)\b": ["<atomic>"],
     r"std::condition_variable\b": ["<condition_variable>"],

@@ -11,8 +11,7 @@ import tfrs_embed
 from fronts import export, keras, layers, of_keras_2
 from helpers import assert_same, state
 from plans import nightly, on
-from tfrs_embed.checkpoint.file_names import in_folder, is_plain
-from tfrs_embed.checkpoint.names import escape, in_graphs
+from tfrs_embed.checkpoint.names import escape, in_folder, in_graphs, is_plain
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from tfrs_embed.checkpoint import bundle, chain
 from tfrs_embed.checkpoint.rows import Changing, Saved
-from tfrs_embed.compat import strict_json
 
 
 class BackgroundFile:
@@ -65,7 +64,7 @@ class BackgroundFile:
     def _run(self) -> None:
         try:
             writer = bundle.BundleWriter(f"{self.path}_temp/part")
-            writer.add(chain.HEADER, strict_json.dumps(self.header))
+            writer.add(chain.HEADER, self.header.to_json())
             for key, later in self._later.items():
                 for add in later(key, writer):
                     if self._stop.is_set():

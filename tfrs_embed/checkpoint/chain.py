@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import json
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.file_names import is_plain
-from tfrs_embed.checkpoint.names import DELTA, SUFFIX
+from tfrs_embed.checkpoint.names import DELTA, SUFFIX, is_plain
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
@@ -31,7 +31,6 @@ from tfrs_embed.checkpoint.rows import (
     Saved,
 )
 from tfrs_embed.checkpoint.stored import REMEDY, damaged
-from tfrs_embed.compat import strict_json
 from tfrs_embed.ops.update import PARAMETERS
 
 # So many rows in a row are skipped, and not read.
@@ -71,6 +70,10 @@ class Header:
                 "1 on it continues a file by its name in the same folder, and "
                 "0 continues none."
             )
+
+    def to_json(self) -> str:
+        """The text of `HEADER`."""
+        return json.dumps(dataclasses.asdict(self))
 
 
 class Writing(NamedTuple):
@@ -129,6 +132,8 @@ def header_of(reader: BundleReader) -> Header | None:
     """
     if HEADER not in reader.shapes:
         return None
+    from tfrs_embed.compat import strict_json  # Only files of chains need it.
+
     size = sum(piece.size for piece in reader.pieces[HEADER])
     try:
         if reader.dtypes[HEADER] != tf.string or reader.shapes[HEADER]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from tfrs_embed.checkpoint import chain, file_names
+from tfrs_embed.checkpoint import chain, listing
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import Changing, end_moments
@@ -142,7 +142,7 @@ class DeltaManager:
             tf.errors.OpError: the folder's list of files is damaged, or names
                 files of other folders.
         """
-        return file_names.latest(self._directory)
+        return listing.latest(self._directory)
 
     def save(self) -> str:
         """Saves a full checkpoint or a delta.
@@ -344,7 +344,7 @@ class DeltaManager:
     def _known(self) -> list[tuple[str, chain.Header]]:
         """The complete files, the oldest first, with their headers."""
         if self._files is None:
-            state = file_names.state_of(self._directory)
+            state = listing.state_of(self._directory)
             paths = [] if state is None else state.all_model_checkpoint_paths
             found = []
             for path in paths:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +23,14 @@ from tfrs_embed.checkpoint.stored import (
     masked_crc32c,
     most_bytes,
 )
-from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
+from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2, tensor_pb2
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
 # Bytes after each block: its compression, and a checksum.
 _TRAILER = 5
+# Bytes of lengths that are read at a time.
+_BLOCK = 1 << 20
 
 
 class Index:
@@ -53,6 +56,8 @@ class Index:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._path = f"{prefix}.index"
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
+            raise self._damaged("it is no file")  # A pipe is waited for.
         with tf.io.gfile.GFile(self._path, "rb") as file:
             self._data = file.read()
         self.shapes: dict[str, list[int]] = {}
@@ -212,38 +217,83 @@ class Index:
 def check_lengths(piece: Piece) -> None:
     """Checks the lengths of a piece's strings or variants, before it is read.
 
-    TensorFlow allocates any length that is there, and crashes.
+    TensorFlow allocates any length that is there, and crashes. It also makes
+    the tensors in a variant, of any shape that is there.
 
     Raises:
-        tf.errors.DataLossError: they don't make the size of the piece.
+        tf.errors.DataLossError: they don't make the size of the piece, or a
+            variant's tensors would be far larger than it.
     """
-    if not piece.size:
-        return  # It has no values: `Index` has checked it.
-    count, end = math.prod(piece.shape), 0
-    with tf.io.gfile.GFile(piece.file, "rb") as file:
-        file.seek(piece.offset)
-        if piece.dtype == tf.string:
-            # All lengths, of at most 10 bytes; a checksum; all strings.
-            data = np.frombuffer(file.read(min(10 * count, piece.size)), "u1")
-            last = np.flatnonzero(data < 0x80)[:count]
-            first = np.append(0, last[:-1] + 1)
-            if len(last) == count:
-                head = int(last[-1]) + 1
-                place = np.arange(head) - np.repeat(first, last + 1 - first)
-                values = (data[:head] & 0x7F) * 128.0 ** np.minimum(place, 9)
-                end = head + 4 + values.sum()
-                count = 0
-        # The length, the value and a checksum of each variant.
-        while piece.dtype != tf.string and count and end < piece.size:
-            file.seek(piece.offset + end)
-            length, size = _numbers(1, file.read(9) + b"\0", 0)
-            end += size + length + 4
-            count -= 1
-    if count or end != piece.size:
+    try:
+        with tf.io.gfile.GFile(piece.file, "rb") as file:
+            if piece.dtype == tf.string:
+                right = _strings_end(file, piece) == piece.size
+            else:
+                right = _are_variants(file, piece)
+    except tf.errors.OpError:
+        raise
+    except Exception:  # A protobuf's, or an IndexError.
+        right = False
+    if not right:
         raise damaged(
             f"'{piece.file}' is damaged: the lengths of the values of "
             f"'{piece.name}' don't make its {piece.size} bytes"
         )
+
+
+def _strings_end(file: Any, piece: Piece) -> float:
+    """Returns the size of strings as their lengths say; -1: they are cut off.
+
+    All lengths are at the beginning; then a checksum, and all strings.
+    """
+    left, head, strings = math.prod(piece.shape), 0, 0.0
+    while left:
+        file.seek(piece.offset + head)
+        block = file.read(min(10 * left, _BLOCK, piece.size - head))
+        data = np.frombuffer(block, "u1")
+        ends = np.flatnonzero(data < 0x80)[:left] + 1
+        if not len(ends):
+            return -1
+        data = data[: ends[-1]]
+        if len(ends) < len(data):  # Some have more than 7 bits.
+            starts = np.append(0, ends[:-1])
+            place = np.arange(len(data)) - np.repeat(starts, ends - starts)
+            data = (data & 0x7F) * 128.0 ** np.minimum(place, 9)
+        strings += data.sum(dtype=np.float64)
+        left, head = left - len(ends), head + int(ends[-1])
+    return head + 4 + strings
+
+
+def _are_variants(file: Any, piece: Piece) -> bool:
+    """Whether a piece is of variants, each with its length and a checksum."""
+    end, most = 0, most_bytes(piece.size)
+    for _ in range(math.prod(piece.shape)):
+        file.seek(piece.offset + end)
+        length, size = _numbers(1, file.read(9) + b"\0", 0)
+        if end + size + length + 4 > piece.size:
+            return False
+        file.seek(piece.offset + end + size)
+        variant = tensor_pb2.VariantTensorDataProto.FromString(
+            file.read(length)
+        )
+        most -= sum(map(_inflated, variant.tensors))
+        if most < 0:
+            raise damaged(
+                f"'{piece.file}' is damaged: '{piece.name}' has {piece.size} "
+                f"bytes, and would have more than {most_bytes(piece.size)} in "
+                "memory"
+            )
+        end += size + length + 4
+    return end == piece.size
+
+
+def _inflated(proto: Any) -> int:
+    """The bytes of a tensor, and of the tensors in its variants."""
+    values = math.prod(max(0, dim.size) for dim in proto.tensor_shape.dim)
+    inner = (t for variant in proto.variant_val for t in variant.tensors)
+    return values * max(8, tf.as_dtype(proto.dtype).size) + sum(
+        map(_inflated, inner)
+    )
 
 
 def _length(file: str) -> int:

@@ -1,8 +1,10 @@
-"""Keys of checkpoints, and tables' names where characters are restricted."""
+"""Keys of checkpoints, and names where characters are restricted: of files."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Collection
 
 #: The name of a variable's value in a checkpoint.
 VALUE = "VARIABLE_VALUE"
@@ -10,6 +12,8 @@ VALUE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{VALUE}"
 #: The path, below a table's, of what has changed in it.
 DELTA = "delta"
+# The longest file name of most file systems, in bytes.
+_LONGEST = 255
 
 
 def key_of(name: str) -> str:
@@ -76,3 +80,33 @@ def in_graphs(name: str) -> str:
         lambda match: "".join(f">{byte:02X}" for byte in match[0].encode()),
         name,
     )
+
+
+def in_folder(name: str, taken: Collection[str] = ()) -> str:
+    """Returns the name of an object's file or folder.
+
+    No two names give the same one; on file systems that ignore case, names that
+    differ in case alone are one file. A dot at the beginning stays.
+
+    Args:
+        name: the object's name: a table's, a layer's or a slot's.
+        taken: names that the folder has for other files.
+
+    Raises:
+        ValueError: the name is empty, or too long for a file's.
+    """
+    found = escape(name, "/\\\0")
+    if found in (".", "..", *taken):
+        found = f"%{ord(found[0]):02X}{found[1:]}"
+    size = len(os.fsencode(found))
+    if not 0 < size <= _LONGEST:
+        raise ValueError(
+            f"The name '{found}' can't be a file's: it has {size} bytes, and a "
+            f"file's name has 1 to {_LONGEST}."
+        )
+    return found
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name that a file tells is one in the file's own folder."""
+    return name not in ("", ".", "..") and not {*"/\\\0"} & {*name}

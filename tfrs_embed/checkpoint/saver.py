@@ -17,7 +17,7 @@ from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import key_of
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.compat import progress, strict_json
+from tfrs_embed.compat import progress
 from tfrs_embed.compat.private_tensorflow import registration, save_context
 
 _ATTRIBUTE = "_tfrs_embed_saved"
@@ -78,7 +78,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
                 file and file.counts(),
             )
             if file is not None:
-                header = strict_json.dumps(file.header)
+                header = file.header.to_json()
                 session.writer().add(chain.HEADER, header)
                 file.found.update(found)
             for key, saved in found.items():

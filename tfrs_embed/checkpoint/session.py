@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
-from tfrs_embed.compat.files import remove_folder
 from tfrs_embed.distribution import key_value_store, waits
 from tfrs_embed.distribution.replicas import Replicas
 
@@ -41,6 +40,8 @@ class Session:
         self._folder = prefix + _TEMP
         self._progress = progress
         self._own = BundleWriter(f"{self._folder}/part", progress)
+        from tfrs_embed.compat.files import remove_folder  # A save needs it.
+
         # A save that was killed may have left parts.
         try:
             remove_folder(self._folder)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.compat import kerases, strict_json
+from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers import unreached
 
@@ -58,6 +58,8 @@ class SavedOrder(Trackable, Saved):
             session.writer().add(key, json.dumps(self.places))
 
     def check(self, key: str, reader: BundleReader) -> None:
+        from tfrs_embed.compat import strict_json  # Only a restore needs it.
+
         where = f"'{key}' in '{reader.prefix}'"
         there = strict_json.parse(reader.read(key).numpy(), where)
         self.refused = None

@@ -8,8 +8,6 @@ Keras writes none of these.
 
 from __future__ import annotations
 
-from typing import Any
-
 import h5py
 
 # The longest path of an object, and text of an attribute.
@@ -28,17 +26,6 @@ def objects(group: h5py.Group) -> dict[str, h5py.Group | h5py.Dataset]:
         return _objects(group)
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError) as e:
         raise ValueError(f"It is damaged HDF5: {e}") from e
-
-
-def check_store(store: Any) -> None:
-    """Raises a ValueError, as `objects` does, for what a layer is to load.
-
-    tf_keras gives layers groups, and checks nothing. Keras 3 has its groups in
-    stores, and 3.15 checks them; not all releases do.
-    """
-    group = getattr(store, "_h5_entry_group", store)
-    if isinstance(group, h5py.Group):
-        objects(group)
 
 
 def text(item: h5py.Group, attribute: str) -> str:

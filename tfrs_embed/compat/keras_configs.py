@@ -40,14 +40,15 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
 
     A class is one of the Keras's public classes of the kind, a subclass of the
     kind's base in a module that the program has imported (for initializers
-    also TensorFlow's), or registered: by `register_keras_serializable` or as
-    one of `custom_objects`. A function must be registered. Lambdas are left to
-    the Keras, which refuses them in its safe mode.
+    also the other Keras's and TensorFlow's), or registered: by
+    `register_keras_serializable` or as one of `custom_objects`. A function must
+    be registered. Lambdas are left to the Keras, which refuses them in its safe
+    mode.
 
     Args:
-        config: a dict with "class_name" and "config", which isn't changed; a
-            registered name; or None. Another string is returned as it is: Keras
-            looks it up among its own names.
+        config: a dict with "class_name" and "config", which isn't changed; or a
+            registered name. Another string is returned as it is: Keras looks it
+            up among its own names. So are None, and objects of the program.
         kind: the path of the kind's module in a Keras: "initializers".
         keras: the Keras that has stored the object.
         where: begins error messages: "Table 'user'".
@@ -60,9 +61,11 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
         if keras.saving.get_registered_object(config) is None:
             return config
         config = {"class_name": config, "config": {}}
-    if config is None:
-        return None
-    name = config.get("class_name") if isinstance(config, Mapping) else None
+    if not isinstance(config, Mapping):
+        if isinstance(config, (list, bool, int, float)):
+            raise _refused(where, config, kind, keras)
+        return config  # It isn't of JSON, but the program's own object.
+    name = config.get("class_name")
     if not isinstance(name, str):
         raise _refused(where, config, kind, keras)
     inner = config.get("config")
@@ -76,12 +79,13 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     is_class: bool = isinstance(found, type)
     if not is_class:
         return found
+    owner = kerases.of_class(found) or keras
     # Classes of these packages don't read arrays in configs of all formats.
     package = found.__module__.partition(".")[0]
     with_arrays = package in ("tensorflow", kerases.TF_KERAS)
     try:
         made = found.from_config(
-            _checked(inner or {}, keras, where, with_arrays)
+            _checked(inner or {}, owner, where, with_arrays)
         )
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
@@ -119,7 +123,8 @@ def _find(config: Mapping[str, Any], kind: str, keras: Any) -> Any:
 def _is_of(found: Any, kind: str, keras: Any) -> bool:
     """Whether a value is a class of the kind, of a Keras or TensorFlow."""
     bases = [getattr(operator.attrgetter(kind)(keras), _BASES[kind])]
-    if kind == "initializers":
+    if kind == "initializers":  # A table takes those of either Keras.
+        bases.extend(each.initializers.Initializer for each in kerases.loaded())
         bases.extend(_OF_TENSORFLOW)
     return isinstance(found, type) and issubclass(found, tuple(bases))
 

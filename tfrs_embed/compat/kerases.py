@@ -138,3 +138,14 @@ class Hooks:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
+
+
+def check_store(store: Any) -> None:
+    """Raises a ValueError if a layer may not load from a store.
+
+    tf_keras gives layers groups of HDF5 unchecked; Keras 3 checks its stores.
+    """
+    if type(store).__module__.partition(".")[0] == "h5py":
+        from tfrs_embed.compat import hdf5  # h5py takes a while to import.
+
+        hdf5.objects(store)

@@ -28,7 +28,7 @@ from tfrs_embed.compat.version import (
 try:
     # Protocol buffers, as they are on disk and in graphs. TensorFlow publishes
     # few of them.
-    from tensorflow.core.framework import attr_value_pb2
+    from tensorflow.core.framework import attr_value_pb2, tensor_pb2
     from tensorflow.core.protobuf import (
         tensor_bundle_pb2,
         trackable_object_graph_pb2,

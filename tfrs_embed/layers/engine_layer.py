@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.compat import hdf5, kerases, strategies
+from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
@@ -193,7 +193,7 @@ class EngineLayer(Layer):
                 )
             return
         try:
-            hdf5.check_store(store)
+            kerases.check_store(store)
             found = []
             for state in self.engine.states.values():
                 for name, variable in state.variables.items():

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.checkpoint.names import in_graphs
-from tfrs_embed.compat import hdf5
+from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_tensorflow import traces_shapes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 from tfrs_embed.layers import (
@@ -49,7 +49,7 @@ class _Layer(tf_keras.layers.Layer):
         return self.add_weight(name=name, experimental_autocast=False, **kwargs)
 
     def load_own_variables(self, store: Any) -> None:
-        hdf5.check_store(store)
+        kerases.check_store(store)
         super().load_own_variables(store)
 
 

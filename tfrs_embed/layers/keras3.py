@@ -38,7 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import escape, in_graphs
-from tfrs_embed.compat import hdf5, kerases
+from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_keras_3 import (
     creating_variables,
     guard_loops,
@@ -111,7 +111,7 @@ class _Layer(keras.layers.Layer):
         return super().__call__(*args, **kwargs)
 
     def load_own_variables(self, store: Any) -> None:
-        hdf5.check_store(store)
+        kerases.check_store(store)
         super().load_own_variables(store)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

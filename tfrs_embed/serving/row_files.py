@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.file_names import in_folder
+from tfrs_embed.checkpoint.names import in_folder
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     Changed,

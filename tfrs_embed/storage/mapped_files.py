@@ -15,7 +15,7 @@ from absl import logging
 
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.file_names import in_folder
+from tfrs_embed.checkpoint.names import in_folder
 from tfrs_embed.compat import files, progress, strict_json
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import bundle, chain, file_names
+from tfrs_embed.checkpoint import bundle, chain, listing
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX
 from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
-from tfrs_embed.compat import strict_json
 from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion.objects import GRAPH
@@ -60,7 +59,7 @@ def find(path: str) -> list[list[ChainFile]]:
     prefix = path.removesuffix(".index")
     listed, least = [prefix], 2
     if not tf.io.gfile.exists(f"{prefix}.index"):
-        state = file_names.state_of(path)
+        state = listing.state_of(path)
         listed = [] if state is None else [*state.all_model_checkpoint_paths]
         least = 1
     found: list[list[ChainFile]] = []
@@ -127,7 +126,7 @@ def compact(
     with temporary_folder(f"{path}_temp") as folder:
         writer = BundleWriter(f"{folder}/part")
         header = chain.Header(uuid.uuid4().hex)
-        writer.add(chain.HEADER, strict_json.dumps(header))
+        writer.add(chain.HEADER, header.to_json())
         for name, shape in reader.shapes.items():
             if name != chain.HEADER:
                 _copy(reader, name, shape, writer)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint import chain
+from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import SUFFIX
 from tfrs_embed.checkpoint.rows import CANDIDATES
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
@@ -252,7 +253,7 @@ def _values(name: str, contents: Contents) -> Iterator[np.ndarray]:
         prefix = os.path.join(prefix, "variables", "variables")
     if not tf.io.gfile.exists(f"{prefix}.index"):
         return
-    reader = BundleReader(prefix)
+    reader = chain.read(prefix)
     key = name if name in reader.shapes else name + SUFFIX
     shape, dtype = reader.shapes[key], reader.dtypes[key]
     if dtype == tf.variant:

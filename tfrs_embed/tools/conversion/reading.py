@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import chain, file_names
+from tfrs_embed.checkpoint import chain, listing
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import (
@@ -118,7 +118,7 @@ def prefix_of(path: str) -> str:
             f"There is no checkpoint '{path}': neither '{path}.index' nor a "
             "folder."
         )
-    latest = file_names.latest(path)
+    latest = listing.latest(path)
     if latest is None:
         raise InputError(
             f"The folder '{path}' doesn't say which checkpoint is its latest, "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import file_names
+from tfrs_embed.checkpoint import listing
 from tfrs_embed.compat import strict_json
 from tfrs_embed.tools.command_line import InputError
 from tfrs_embed.tools.conversion import exported
@@ -72,7 +72,7 @@ def _json(path: str) -> Part:
 
 def _listed(folder: str) -> list[str]:
     """Returns the checkpoints that a folder's file lists and that exist."""
-    state = file_names.state_of(folder)
+    state = listing.state_of(folder)
     if state is None:
         return []
     return [

@@ -1,51 +1,16 @@
-"""Names of files: those made of tables' names, and those that files tell.
+"""The file `checkpoint`, in which TensorFlow lists a folder's checkpoints.
 
-A file may come from somebody else. Whatever it names is in its own folder.
+It may come from somebody else: whatever it lists is in its own folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.names import escape
 from tfrs_embed.checkpoint.stored import damaged
-
-# Of most file systems, in bytes.
-_LONGEST = 255
-
-
-def in_folder(name: str, taken: Collection[str] = ()) -> str:
-    """Returns the name of an object's file or folder.
-
-    No two names give the same one; on file systems that ignore case, names that
-    differ in case alone are one file. A dot at the beginning stays.
-
-    Args:
-        name: the object's name: a table's, a layer's or a slot's.
-        taken: names that the folder has for other files.
-
-    Raises:
-        ValueError: the name is empty, or too long for a file's.
-    """
-    found = escape(name, "/\\\0")
-    if found in (".", "..", *taken):
-        found = f"%{ord(found[0]):02X}{found[1:]}"
-    size = len(os.fsencode(found))
-    if not 0 < size <= _LONGEST:
-        raise ValueError(
-            f"The name '{found}' can't be a file's: it has {size} bytes, and a "
-            f"file's name has 1 to {_LONGEST}."
-        )
-    return found
-
-
-def is_plain(name: str) -> bool:
-    """Whether a name that a file tells is one in the file's own folder."""
-    return name not in ("", ".", "..") and not {*"/\\\0"} & {*name}
 
 
 def state_of(folder: str) -> Any:
@@ -58,7 +23,10 @@ def state_of(folder: str) -> Any:
     Raises:
         tf.errors.DataLossError: the file names no checkpoint, or one elsewhere.
     """
-    where = f"'{os.path.join(folder, 'checkpoint')}'"
+    path = os.path.join(folder, "checkpoint")
+    where = f"'{path}'"
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise damaged(f"{where} is no file")  # A pipe is waited for.
     try:
         state = tf.train.get_checkpoint_state(folder)
         if state is None:
