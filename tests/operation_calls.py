@@ -5,6 +5,7 @@ Each makes new variables and tables, and returns a `Call`.
 """
 
 import functools
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,12 +28,14 @@ class Call(NamedTuple):
         arguments: of this function.
         check: fails unless it is given the right results.
         state: the variables that the call may read or write.
+        keys: the tables of keys that it may, too.
     """
 
     operation: str
     arguments: dict[str, Any]
     check: Callable[[Any], None]
     state: Sequence[tf.Variable] = ()
+    keys: "Keys | None" = None
 
     def run(self, changes=None):
         """Returns the results of the call with some other arguments."""
@@ -63,6 +66,12 @@ class Call(NamedTuple):
     def run_right(self):
         """Calls as it should be; fails unless the results are right."""
         self.check(self.run())
+
+    def read_state(self):
+        """Returns all numbers that the call may change."""
+        found = [v.read_value() for v in self.state]
+        found += self.keys.read() if self.keys else []
+        return [t.numpy() for t in tf.nest.flatten(found)]
 
 
 def module():
@@ -491,12 +500,14 @@ def read_keys():
 
 
 class Rows:
-    """A file of rows in a folder of its own, which goes with this object."""
+    """A file of rows, a pipe and a link, in a folder that goes with this."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
         self.path = pathlib.Path(self.folder.name) / "rows"
         TABLE.tofile(self.path)
+        os.mkfifo(self.path.with_name("pipe"))
+        self.path.with_name("link").symlink_to("pipe")
 
 
 @right_call
@@ -560,21 +571,27 @@ def key_table_arguments(**other):
 
 
 class Keys:
-    """A table that has given its rows to `OLD`, then to `KEYS`."""
+    """A table that has given its rows to `OLD`, then to `KEYS`.
+
+    Beside it is an empty table, which has no spill.
+    """
 
     def __init__(self, spills):
         self.state, spill = [], {}
         if spills:
             self.folder = tempfile.TemporaryDirectory()
-            self.state = [tf.Variable(TABLE)]
+            self.state = [tf.Variable(TABLE), tf.Variable(TABLE[:, 0])]
             spill = {
                 "spill_owner": "the table",
                 "spill_folder": self.folder.name,
-                "spill_parts": [4 * DIM],
+                "spill_parts": [4 * DIM, 4],
                 "spill_bytes": 1 << 20,
             }
         arguments = key_table_arguments(**spill)
         self.handle = module().tfrs_embed_key_table(**arguments)
+        self.empty = module().tfrs_embed_key_table(
+            **key_table_arguments(threshold=2)
+        )
         self.commit(OLD, 0)
         self.version = self.commit(KEYS, 1)
 
@@ -598,12 +615,34 @@ class Keys:
         return found.versions
 
     def call(self, operation, check, **arguments):
-        return call(
+        right = call(
             f"key_tables_{operation}",
             check,
             self.state,
             **{"tables": [self.handle], **arguments},
         )
+        return right._replace(keys=self)
+
+    def read(self):
+        """Returns all that the tables and the spill have."""
+        found = []
+        for handle in (self.handle, self.empty):
+            found.append(module().tfrs_embed_key_tables_info([handle]))
+            for candidates in (False, True):
+                found += module().tfrs_embed_key_tables_export(
+                    [handle], candidates=candidates
+                )
+        for part, row in enumerate([[DIM], []] if self.state else []):
+            found.append(
+                module().tfrs_embed_key_tables_read_spilled(
+                    [self.handle],
+                    SPILLED_ROWS,
+                    part=part,
+                    row=row,
+                    T=tf.float32,
+                )
+            )
+        return found
 
 
 @right_call
@@ -739,6 +778,21 @@ def replace():
 
 
 @right_call
+def replace_with_spill():
+    return Keys(True).call(
+        "replace",
+        equal(3),
+        keys=i64([10, 1]),
+        frequency=i64([1, 1]),
+        last_used=i64([3, 3]),
+        candidate_keys=i64([5, 6]),
+        candidate_frequency=i64([1, 1]),
+        candidate_last_seen=i64([1, 1]),
+        in_memory=i64([1]),
+    )
+
+
+@right_call
 def remove():
     check = equal([FIRST_ROW, 0])
     return Keys(False).call("remove", check, keys=i64([10, 7]), evicted=False)
@@ -785,9 +839,9 @@ def fetch_spilled():
     keys = Keys(True)
 
     def check(_):
-        equal(TABLE)([keys.state[0].read_value()])
+        equal(TABLE, TABLE[:, 0])([v.read_value() for v in keys.state])
 
-    memory = [keys.state[0].handle]
+    memory = [v.handle for v in keys.state]
     return keys.call(
         "fetch_spilled", check, keys=OLD, rows=ROWS_OF_KEYS, memory=memory
     )

@@ -3,25 +3,18 @@
 A saved model may have operations with any inputs and attributes.
 """
 
-import functools
-import json
-import pathlib
-import re
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import kernel_cases as cases
-import operation_calls
-import refused_calls
 import tfrs_embed
 from helpers import differentiate, operations_run
 from kernel_cases import Feature
 from tfrs_embed import kernels
 from tfrs_embed.ops import compiled
+from tfrs_embed.storage.key_rules import KeyRules
+from tfrs_embed.storage.key_table import KeyTable
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -247,45 +240,29 @@ def test_training_checks_ids_before_anything_takes_them():
         np.testing.assert_array_equal(variable, value)
 
 
-@pytest.mark.parametrize("name", operation_calls.CALLS)
-def test_a_right_call_gives_the_right_numbers(name):
-    operation_calls.CALLS[name]().run_right()
-    for shapes in (False, True):
-        call = operation_calls.CALLS[name]()
-        call.check(call.run_in_graph(shapes=shapes))
+@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
+def test_counts_and_steps_may_be_any(policy):
+    most, least = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    ttl = most if policy == "ttl" else 0
+    rules = KeyRules(2, 2, 4, threshold=2, policy=policy, ttl=ttl, evicts=True)
+    table = KeyTable(rules)
 
+    def commit(keys, counts, step):
+        rows = tf.zeros([len(keys)], tf.int64)
+        given = table.commit(
+            *(tf.constant(v, tf.int64) for v in (keys, counts)), rows, step
+        )
+        table.publish(given.versions)
 
-def test_each_operation_has_a_right_call():
-    called = {make().operation for make in operation_calls.CALLS.values()}
-    assert called == set(operation_calls.registered())
+    def frequencies():
+        live = table.live()
+        return dict(zip(live.keys, live.frequency, strict=True))
 
-
-@functools.cache
-def outcomes():
-    """What all wrong calls do, in processes of their own: some may crash."""
-    script = pathlib.Path(refused_calls.__file__)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-IN_ONE_PROCESS = pytest.mark.xdist_group("refused_calls")
-REFUSED = "InvalidArgumentError|ResourceExhaustedError"
-
-
-@IN_ONE_PROCESS
-@pytest.mark.parametrize("name", refused_calls.CASES)
-def test_a_wrong_call_is_an_error_that_changes_nothing(name):
-    eagerly, *in_graph = outcomes()[name]
-    assert re.match(REFUSED, eagerly), eagerly
-    # Shapes are inferred first, which Python raises as its own error.
-    assert re.match(f"{REFUSED}|ValueError", *in_graph), in_graph
-
-
-@IN_ONE_PROCESS
-@pytest.mark.parametrize("name", refused_calls.GRAPHS)
-def test_a_pass_leaves_a_graph_that_it_does_not_understand(name):
-    [found] = outcomes()[name]
-    assert re.match(refused_calls.GRAPHS[name][1], found, re.DOTALL), found
+    # The second is no occurrence, and the third one is a candidate.
+    commit([1, 1, 2, 3], [most, most, least, 1], most)
+    assert frequencies() == {1: most}
+    commit([1, 3, 3], [most, most, most], least)
+    assert frequencies() == {1: most, 3: most}
+    assert table.statistics()[[3, 7]].tolist() == [most, most]
+    commit([1, 4], [1, 2], least)
+    assert frequencies() == {1: most, 4: 2}

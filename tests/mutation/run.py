@@ -52,6 +52,7 @@ LEFT_OUT = [
     "test_private_api.py",
     "test_random_kills.py",
     "test_kernel_checks.py",
+    "test_operation_calls.py",
     "test_sparsecore_host.py",
     "test_strategies.py",
     "test_tpu_check.py",

@@ -1,8 +1,8 @@
 """Calls of the kernels' operations with inputs and attributes drawn at random.
 
 Each begins as a right call of `operation_calls.py`, of which a few arguments
-are changed. It must succeed or raise one of `ERRORS`. An error must leave
-variables as they were, and a right call must give the right numbers afterwards.
+are changed. It must succeed or raise one of `ERRORS`. An error must leave all
+state as it was, and a right call must give the right numbers afterwards.
 """
 
 import numpy as np
@@ -165,7 +165,7 @@ def try_call(rng, log):
     right = calls.CALLS[name]()
     if not right.arguments:
         return
-    before = [v.numpy() for v in right.state]
+    before = right.read_state()
     changes = draw_changes(rng, right)
     in_graph = rng.random() < 0.3
     where = " in a graph" if in_graph else ""
@@ -176,7 +176,7 @@ def try_call(rng, log):
         else:
             right.run(changes)
     except ERRORS:
-        for variable, value in zip(right.state, before, strict=True):
-            np.testing.assert_array_equal(variable, value)
+        for value, old in zip(right.read_state(), before, strict=True):
+            np.testing.assert_array_equal(value, old)
     if rng.random() < 0.3:
         calls.CALLS[name]().run_right()
