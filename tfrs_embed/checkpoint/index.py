@@ -36,15 +36,14 @@ _BLOCK = 1 << 20
 class Index:
     """The index of the checkpoint `prefix`.
 
-    TensorFlow's errors of damaged files don't name the files.
+    TensorFlow's errors of damaged files don't name the files. Anybody may have
+    written the files: what the index says is checked against their sizes, so
+    that reading takes no more memory or time than the files justify.
 
     Attributes:
         shapes: the tensors' shapes by name.
         dtypes: the tensors' dtypes by name.
         pieces: each tensor's slices; one piece if it was saved whole.
-
-    Anybody may have written the files: what the index says is checked against
-    their sizes, so that reading takes no more memory or time than they have.
 
     Raises:
         tf.errors.NotFoundError: there is no index.
@@ -57,7 +56,7 @@ class Index:
         self._prefix = prefix
         self._path = f"{prefix}.index"
         if os.path.exists(self._path) and not os.path.isfile(self._path):
-            raise self._damaged("it is no file")  # A pipe is waited for.
+            raise self._damaged("it is no file")  # A pipe would be waited for.
         with tf.io.gfile.GFile(self._path, "rb") as file:
             self._data = file.read()
         self.shapes: dict[str, list[int]] = {}
