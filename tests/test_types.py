@@ -60,6 +60,12 @@ te.All2AllDenseEmbedding(10, 4, 1, 1, optimizer="sgd", name="a")([1])
 te.All2AllDenseEmbedding(10, 4, 1, 1, optimiser="sgd")  # error: call-arg
 name: te.types.Combiner = "mean"
 optimizer: te.types.Optimizer = adam
+te.PartialTPUEmbeding  # error: attr-defined
+te.keras3.PartialTPUEmbeding  # error: attr-defined
+te.optimizers.RowwiseAdagrad  # error: attr-defined
+te.serving.exprt  # error: attr-defined
+te.sparsecore.Topologie  # error: attr-defined
+te.checkpoint.DeltaManger  # error: attr-defined
 """
 
 
