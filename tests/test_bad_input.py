@@ -634,6 +634,25 @@ def test_ids_of_any_integer_dtype_are_looked_up(dtype, threshold, graph):
     np.testing.assert_allclose(bags[:, 0], [np.mean(ids), 0], rtol=1e-6)
 
 
+@BOTH_ROUTES
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+@pytest.mark.parametrize("weight", [1e-36, 1e-23, 1e26, 1e36])
+def test_small_and_large_weights_are_as_good_as_others(
+    weight, combiner, threshold
+):
+    start = keras.initializers.Constant(np.arange(20.0).reshape(10, 2))
+    table = tfrs_embed.TableConfig("t", 10, 2, start, combiner=combiner)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table), "sgd", size_threshold=threshold
+    )
+    weights = np.array([1.0, 3.0])
+    norm = weights.sum() if combiner == "mean" else np.linalg.norm(weights)
+    expected = weights @ np.arange(20.0).reshape(10, 2)[[2, 7]] / norm
+    given = tf.RaggedTensor.from_row_lengths(weight * weights, [2])
+    found = layer(ragged([[2, 7]]), given)
+    np.testing.assert_allclose(found, [expected], rtol=1e-5)
+
+
 class Series:
     """Values as pandas has them, of a dtype that TensorFlow doesn't know."""
 
