@@ -246,7 +246,7 @@ class All2AllDenseEmbedding(TableLayer):
                 )
             raise ValueError(
                 f"Layer '{self.name}': keys must have the shape {text}, got "
-                f"{shape}."
+                f"{shape}. tf.ensure_shape gives keys of unknown rank a shape."
             )
         return shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
 
