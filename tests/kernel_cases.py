@@ -268,6 +268,8 @@ def results():
     for name, dims, rows, size in [
         ("small", DIMS, 50, 40),
         ("large", [8, 33], 3000, 40_000),
+        # Sums of more terms than are added in float32.
+        ("crowded", [8, 33], 3, 6000),
     ]:
         rng = np.random.default_rng(0)
         tables = make_tables(rng, dims, rows)

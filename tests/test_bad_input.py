@@ -635,6 +635,109 @@ def test_ids_of_any_integer_dtype_are_looked_up(dtype, threshold, graph):
 
 
 @BOTH_ROUTES
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+@pytest.mark.parametrize("weight", [1e-36, 1e-23, 1e26, 1e36])
+def test_small_and_large_weights_are_as_good_as_others(
+    weight, combiner, threshold
+):
+    start = keras.initializers.Constant(np.arange(20.0).reshape(10, 2))
+    table = tfrs_embed.TableConfig("t", 10, 2, start, combiner=combiner)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table), "sgd", size_threshold=threshold
+    )
+    weights = np.array([1.0, 3.0])
+    norm = weights.sum() if combiner == "mean" else np.linalg.norm(weights)
+    expected = weights @ np.arange(20.0).reshape(10, 2)[[2, 7]] / norm
+    given = tf.RaggedTensor.from_row_lengths(weight * weights, [2])
+    found = layer(ragged([[2, 7]]), given)
+    np.testing.assert_allclose(found, [expected], rtol=1e-5)
+
+
+class Series:
+    """Values as pandas has them, of a dtype that TensorFlow doesn't know."""
+
+    dtype = type("Int64Dtype", (), {})()
+
+    def __init__(self, values):
+        self.values, self.shape = values, (len(values),)
+
+    def to_numpy(self):
+        array = np.empty(self.shape, object)
+        array[:] = self.values
+        return array
+
+    def isna(self):
+        return np.array([value is None for value in self.values])
+
+
+def rows_of(keys=None):
+    """Layers of the feature "id", whose table's row i is [i] without keys."""
+    values = keras.initializers.Constant(np.arange(50)[:, None])
+    given = {} if keys is None else {"keys": tfrs_embed.DynamicKeys(dtype=keys)}
+    start = values if keys is None else "uniform"
+    table = tfrs_embed.TableConfig("user", 50, 1, start, **given)
+    features = {"id": tfrs_embed.FeatureConfig("id", table)}
+    yield layers.PartialTPUEmbedding(features, "sgd")
+    yield layers.PartialTPUEmbedding(features, "sgd", size_threshold=0)
+    yield layers.DistributedEmbedding(features)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (Series([5, 1]), [5, 1]),
+        (Series([[5, 2], [1]]), [3.5, 1]),
+        (np.array([5, 1], object), [5, 1]),
+        ([[5, 2], [1]], [3.5, 1]),
+        ([Series([5, 2]).to_numpy(), [1]], [3.5, 1]),
+    ],
+    ids=["series", "of lists", "objects", "lists", "arrays"],
+)
+def test_ids_of_pandas_and_of_lists_are_looked_up(ids, expected):
+    for layer in rows_of():
+        found = layer({"id": ids})["id"]
+        np.testing.assert_allclose(found, np.array(expected)[:, None])
+    weights = {"id": Series([2.0, 0.5])}
+    if isinstance(ids, Series) and expected[0] == 5:
+        found = layer({"id": [[5], [1]]}, {"id": [[2.0], [0.5]]})["id"]
+        weighted = layer({"id": ids}, weights=weights)["id"]
+        np.testing.assert_array_equal(weighted, found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "ids"),
+    [
+        (tf.string, Series(["a", "b"])),
+        (tf.uint64, [2**63, 1]),
+        (tf.int32, Series([5, 1])),
+    ],
+    ids=["strings", "uint64", "int32"],
+)
+def test_keys_of_pandas_and_of_lists_have_their_tables_dtype(keys, ids):
+    values = ids.values if isinstance(ids, Series) else ids
+    for layer in [*rows_of(keys)][1:]:
+        expected = layer({"id": tf.constant(values, keys)})["id"]
+        np.testing.assert_array_equal(layer({"id": ids})["id"], expected)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (Series([5, None]), r"1 missing values.*position \[1\].*fillna"),
+        (np.array([np.nan, 1.0]), r"1 missing values.*position \[0\].*fillna"),
+        (np.array([5, "a"], object), "neither all numbers nor all strings"),
+        ([5, None], "neither all numbers nor all strings"),
+        ([[[5]], [[1], [2, 3]]], "must be a Tensor.*list of rows"),
+    ],
+    ids=["series", "NaN", "objects", "None", "deep"],
+)
+def test_ids_that_have_no_meaning_are_errors_of_their_feature(ids, text):
+    for layer in rows_of():
+        with pytest.raises(TypeError, match=f"(?s)Feature 'id'.*{text}"):
+            layer({"id": ids})
+
+
+@BOTH_ROUTES
 @BOTH_MODES
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_the_largest_id_of_any_dtype_is_an_error_that_shows_it(

@@ -265,6 +265,8 @@ except ValueError as error:
     print(error)
 else:
     raise AssertionError("A table was restored into a variable.")
+assert dir(tfrs_embed) == sorted([*tfrs_embed.__all__, "keras3"])
+assert dir(tfrs_embed.serving) == sorted(tfrs_embed.serving.__all__)
 assert all(hasattr(tfrs_embed, name) for name in dir(tfrs_embed))
 print(sorted(tfrs_embed.__all__))
 """

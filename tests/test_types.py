@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import public_names
 import tfrs_embed
 from tfrs_embed import (
     All2AllDenseEmbedding,
@@ -60,6 +61,12 @@ te.All2AllDenseEmbedding(10, 4, 1, 1, optimizer="sgd", name="a")([1])
 te.All2AllDenseEmbedding(10, 4, 1, 1, optimiser="sgd")  # error: call-arg
 name: te.types.Combiner = "mean"
 optimizer: te.types.Optimizer = adam
+te.PartialTPUEmbeding  # error: attr-defined
+te.keras3.PartialTPUEmbeding  # error: attr-defined
+te.optimizers.RowwiseAdagrad  # error: attr-defined
+te.serving.exprt  # error: attr-defined
+te.sparsecore.Topologie  # error: attr-defined
+te.checkpoint.DeltaManger  # error: attr-defined
 """
 
 
@@ -88,6 +95,12 @@ def test_mypy_knows_what_arguments_may_be(tmp_path):
         if "# error: " in line
     }
     assert errors == expected, found
+
+
+def test_public_names_and_signatures_are_those_of_the_list():
+    listed = pathlib.Path(__file__).with_name("public_names.txt")
+    # `python tests/public_names.py > tests/public_names.txt` writes it anew.
+    assert list(public_names.lines()) == listed.read_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ __all__ = [
 
 # Public modules have their files in rooms of the library.
 __path__ += [f"{folder}/compat/public_paths" for folder in __path__]
-__getattr__ = lazy.importer(
+lazy.import_later(
     __name__,
     {
         # A program of Keras 3 has no use for tf_keras.
@@ -142,11 +142,6 @@ __getattr__ = lazy.importer(
         "tpu_check",
     ),
 )
-
-
-def __dir__() -> list[str]:
-    """All public names, those that are imported later among them."""
-    return sorted({*globals(), *__all__, "keras3"})
 
 
 # tf_keras finds a saved model's layers by name, once they are imported. With

@@ -31,7 +31,7 @@ __all__ = [
     "growing_tables",
 ]
 
-__getattr__ = lazy.importer(
+lazy.import_later(
     __name__,
     {
         "tfrs_embed.checkpoint.delta_manager": ("DeltaManager",),

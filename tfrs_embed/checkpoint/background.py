@@ -38,12 +38,12 @@ class BackgroundFile:
         self.path, self.header, self.moments = path, header, dict(moments)
         self.error: Exception | None = None
         seen: dict[Any, Any] = {}
-        self._later = {
-            key: later
+        later = {
+            key: saved.save_later(seen)
             for key, saved in found.items()
             if saved.table in self.moments
-            and (later := saved.save_later(seen)) is not None
         }
+        self._later = {key: s for key, s in later.items() if s is not None}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

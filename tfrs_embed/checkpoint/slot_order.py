@@ -123,10 +123,11 @@ def install(keras: Any) -> None:
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
         build(self, var_list)
         unreached.warn(self, var_list)
+        names = [getattr(each, _ATTRIBUTE, None) for each in var_list]
         places = {
-            str(i): [name, variable.shape.as_list()]
-            for i, variable in enumerate(var_list)
-            if (name := getattr(variable, _ATTRIBUTE, None)) is not None
+            str(i): [name, var_list[i].shape.as_list()]
+            for i, name in enumerate(names)
+            if name is not None
         }
         # After a build that was refused there is one already.
         order = self._lookup_dependency(_CHILD)

@@ -62,7 +62,8 @@ def _objects(group: h5py.Group) -> dict[str, h5py.Group | h5py.Dataset]:
             item = items[name]
             if not isinstance(item, h5py.Group | h5py.Dataset):
                 continue  # A named datatype.
-            if (address := _address(item)) in seen:
+            address = _address(item)
+            if address in seen:
                 raise ValueError(f"'{path}' is also under another name.")
             seen.add(address)
             found[path] = item

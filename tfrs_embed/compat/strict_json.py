@@ -143,7 +143,8 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, "an object", value)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    if unknown := [name for name in value if name not in fields]:
+    unknown = [name for name in value if name not in fields]
+    if unknown:
         raise ValueError(
             f"{where} has the unknown fields {unknown}; its fields are "
             f"{list(fields)}."

@@ -87,7 +87,7 @@ def features_to_config(
             conversion.serialize(
                 tables[0].optimizer,
                 next(
-                    (o for t in tables if (o := optimizers.get(t.name))), None
+                    filter(None, (optimizers.get(t.name) for t in tables)), None
                 ),
             )
             for tables in shared

@@ -41,7 +41,8 @@ class ColumnWiseEngine(CollectiveEngine):
         self._of_table = {s.table.name: s for s in self.slices}
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
-        mine = [t for s in self.slices if (t := s.on(rank)) is not None]
+        held = [each.on(rank) for each in self.slices]
+        mine = [table for table in held if table is not None]
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
         return Shard(mine, optimizers, device)
 

@@ -185,7 +185,8 @@ class TableUpdate:
         # If the loss scale was too large, Keras skips the step and lowers the
         # scale. An infinite gradient tells Keras.
         infinite = tf.fill(tf.shape(trigger), float("inf"))
-        if together := self._engine.together:
+        together = self._engine.together
+        if together:
             good = together.all_agree(good)
         return tf.cond(good, update, lambda: infinite)
 

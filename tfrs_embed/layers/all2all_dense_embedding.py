@@ -164,9 +164,10 @@ class All2AllDenseEmbedding(TableLayer):
                 "when_full": when_full,
             }
             keys = None
+            given = [n for n, each in rules.items() if each is not None]
             if flag(use_hashtable, "use_hashtable"):
                 keys = KeysOfShards(dtype, **rules)
-            elif given := [n for n, each in rules.items() if each is not None]:
+            elif given:
                 raise ValueError(
                     "with use_hashtable=False every key has its row: "
                     f"{', '.join(given)} must be left out."
@@ -245,7 +246,7 @@ class All2AllDenseEmbedding(TableLayer):
                 )
             raise ValueError(
                 f"Layer '{self.name}': keys must have the shape {text}, got "
-                f"{shape}."
+                f"{shape}. tf.ensure_shape gives keys of unknown rank a shape."
             )
         return shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
 
@@ -257,7 +258,8 @@ class All2AllDenseEmbedding(TableLayer):
         return {**facts, "": {**facts[""], **own}}
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        return change(inputs, "keys", self._arguments.given["key_dtype"], False)
+        dtype = self._arguments.given["key_dtype"]
+        return change(inputs, f"Layer '{self.name}': keys", dtype, False)
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:

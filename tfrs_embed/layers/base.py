@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from tfrs_embed.layers import errors, other_keras
+from tfrs_embed.ops.tensors import ids_to_tensor
 
 #: Changes a feature's ids. Takes the ids, their name in errors, their dtype,
 #: and whether they are ragged (None: unknown).
@@ -76,20 +77,36 @@ class Layer:
                 kwargs.pop("weights", None)
             inputs = self._prepare(inputs)
             if args:
-                args = (inputs, *args[1:])
+                args = (inputs, *map(_from_pandas, args[1:]))
             else:
                 kwargs["inputs"] = inputs
+        if "weights" in kwargs:
+            kwargs["weights"] = _from_pandas(kwargs["weights"])
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def _prepare(self, inputs: Any) -> Any:
         """Converts a call's inputs for Keras."""
-        return inputs
+        changed = []
+
+        def convert(ids: Any, what: str, dtype: Any, _: bool | None) -> Any:
+            made = ids_to_tensor(ids, what, dtype)
+            changed.append(made is not ids)
+            return made
+
+        mapped = self._map_ids(convert, inputs)
+        return mapped if any(changed) else inputs
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         """Applies `change` to the ids of each feature of a call's inputs."""
-        return tf.nest.map_structure(
-            lambda ids: change(ids, "ids", tf.int64, False), inputs
-        )
+        return change(inputs, f"Layer '{self.name}': ids", tf.int64, False)
+
+
+def _from_pandas(nested: Any) -> Any:
+    """Makes arrays of pandas's values, which tf_keras doesn't take."""
+    return tf.nest.map_structure(
+        lambda each: each.to_numpy() if hasattr(each, "to_numpy") else each,
+        nested,
+    )
 
 
 def _as_ids(ids: Any, _: str, dtype: tf.DType, ragged: bool | None) -> Any:

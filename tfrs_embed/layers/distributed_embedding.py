@@ -21,7 +21,7 @@ from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
-from tfrs_embed.ops.tensors import to_tensor
+from tfrs_embed.ops.tensors import ids_to_tensor, to_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -201,7 +201,10 @@ class DistributedEmbedding(TableLayer):
             isinstance(row, (list, tuple, np.ndarray)) for row in ids
         )
         ragged = True if rows and not feature.combined else None
-        return to_tensor(ids, f"{feature}: ids", ragged=ragged)
+        what, keys = f"{feature}: ids", feature.table.keys
+        dtype = tf.int64 if keys is None else keys.dtype
+        ids = ids_to_tensor(ids, what, dtype, ragged)
+        return to_tensor(ids, what, ragged=ragged)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):

@@ -66,10 +66,9 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
     3 has no call context of. Their variables don't include the layer's.
     """
     for running in passes.here():
+        owners = map(kerases.of, tf.nest.flatten(running.sources))
         if not running.asks_for(weight) and any(
-            (owner := kerases.of(source)) is not None
-            and owner.__name__ == KERAS_3
-            for source in tf.nest.flatten(running.sources)
+            owner is not None and owner.__name__ == KERAS_3 for owner in owners
         ):
             raise _error(
                 f"The gradient of layer '{name}' is taken for variables of "

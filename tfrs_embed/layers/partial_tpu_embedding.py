@@ -194,8 +194,8 @@ class PartialTPUEmbedding(TableLayer):
             isinstance(node, int) for node in template.values()
         )
         keys = template if flat else [f.name for f in self._spec.features]
-        return {
-            key: layer
+        layers = {
+            key: self._keras_layer(feature.table.name)
             for key, feature in zip(keys, self._spec.features, strict=True)
-            if (layer := self._keras_layer(feature.table.name)) is not None
         }
+        return {key: each for key, each in layers.items() if each is not None}

@@ -74,16 +74,14 @@ def _place(gradient: tf.Tensor, known: dict[Any, Any]) -> tuple[tf.Tensor, int]:
             by_column = _constant(op.inputs[2]) == 1
             known[op] = _split_widths(op.inputs[1]) if by_column else []
         widths = known[op]
-    elif (
-        op.type == "Slice"
-        and (offset := op.inputs[1]).op.type == "ConcatOffset"
-        and _constant(offset.op.inputs[0]) == 1
-    ):
-        if offset.op not in known:
-            shapes = offset.op.inputs[1:]
-            known[offset.op] = [_width(shape) for shape in shapes]
-        widths = known[offset.op]
-        part = offset.value_index
+    elif op.type == "Slice":
+        offset = op.inputs[1]
+        source = offset.op
+        if source.type == "ConcatOffset" and _constant(source.inputs[0]) == 1:
+            if source not in known:
+                known[source] = [_width(shape) for shape in source.inputs[1:]]
+            widths = known[source]
+            part = offset.value_index
     before = [width for width in widths[:part] if width is not None]
     if not widths or len(before) < part:
         return gradient, 0

@@ -94,7 +94,10 @@ def embedding_lookup(
             return ids.with_values(rows)
     elif isinstance(ids, tf.Tensor):
         if ids.shape.rank is None:
-            raise ValueError("ids need a known rank to be combined.")
+            raise ValueError(
+                "ids need a known rank to be combined: tf.ensure_shape gives "
+                "them a shape."
+            )
         if ids.shape.rank < 2:
             raise ValueError(
                 f"{ids.shape.rank}D input with combiner is ambiguous; add a "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import (
     BaggedIds,
@@ -192,10 +193,14 @@ def _scale(
     count: tf.Tensor,
 ) -> tf.Tensor:
     """Returns each bag's scale; 0 for a zero total."""
-    if weights is not None:
-        terms = weights if combiner == "mean" else tf.square(weights)
+    # Squares of small or large float32 are no float32. TPUs have no float64.
+    tpu = is_tpu(tf.distribute.get_strategy())
+    wide = tf.float32 if tpu else tf.float64
+    if weights is None:
+        terms = tf.ones(tf.shape(bag), wide)
     else:
-        terms = tf.ones(tf.shape(bag), tf.float32)
+        terms = tf.cast(weights, wide)
+        terms = terms if combiner == "mean" else tf.square(terms)
     total = (
         tf.reduce_sum(tf.reshape(terms, [count, bag_size]), 1)
         if bag is None
@@ -208,4 +213,4 @@ def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
     """Returns scales from the bags' sums of (squared) weights."""
     if combiner == "sqrtn":
         total = tf.sqrt(total)
-    return tf.math.divide_no_nan(1.0, total)
+    return tf.math.divide_no_nan(1.0, tf.cast(total, tf.float32))

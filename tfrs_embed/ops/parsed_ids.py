@@ -113,9 +113,10 @@ def _parse_dense(
         return ParsedIds(feature, ids, None, weights, shape, static)
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
+        hint = " tf.ensure_shape gives them a shape." if rank is None else ""
         raise ValueError(
             f"{feature}: dense ids must have output_shape {list(wanted)}, or "
-            f"one more dimension to combine over; got {static}."
+            f"one more dimension to combine over; got {static}.{hint}"
         )
     outer, laid_out = shape[: len(wanted)], static[: len(wanted)]
     require_output_shape(feature, checks, outer, laid_out)
@@ -164,9 +165,15 @@ def _parse_rows(
     ragged = isinstance(ids, tf.RaggedTensor)
     if ids.shape.rank != 2:
         kind, layout = ("ragged", None) if ragged else ("sparse", "columns")
+        hint = (
+            " Look up ids.values, and put the vectors into the rows with "
+            "ids.with_values(vectors)."
+            if ragged
+            else ""
+        )
         raise ValueError(
             f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
-            f"shape {ids.shape}."
+            f"shape {ids.shape}.{hint}"
         )
     row: Any = None
     column: Any = None

@@ -34,7 +34,9 @@ from tfrs_embed.optimizers.rules import (
 
 # The rules that are TensorFlow's optimizers, or this package's.
 _OF_CLASS: dict[Any, type[UpdateRule]] = {
-    kind: rule for rule in RULES if (kind := rule.tpu or rule.declared)
+    rule.tpu or rule.declared: rule
+    for rule in RULES
+    if rule.tpu or rule.declared
 }
 # The rules of Keras's classes, those with fewer settings first.
 _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
@@ -76,7 +78,8 @@ def convert(
     if isinstance(optimizer, Regularized):
         found = convert(optimizer.optimizer, where, keras)
         assert found is not None
-        if options := found.options.given():
+        options = found.options.given()
+        if options:
             raise ValueError(
                 f"{where}: the optimizer in Regularized has {options} of its "
                 "own; give all to Regularized."
@@ -301,7 +304,8 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
         return optimizer._hyper["learning_rate"]
 
     config = optimizer.get_config()
-    if isinstance(number := config.get("learning_rate"), numbers.Real):
+    number = config.get("learning_rate")
+    if isinstance(number, numbers.Real):
         check_rate(float(number), where)
     rate = LearningRate(given)
     decay = float(config.get("decay") or 0.0)
@@ -344,7 +348,8 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     rule = _OF_CLASS[type(optimizer)]
     names = (*_ARGUMENTS, *(field.name for field in dataclasses.fields(rule)))
     config = {n: getattr(optimizer, n) for n in names if hasattr(optimizer, n)}
-    if (limits := _clipvalue(optimizer)) is not None:
+    limits = _clipvalue(optimizer)
+    if limits is not None:
         config["clipvalue"] = list(limits)  # As JSON gives it back.
     rate = config["learning_rate"] if assigned is None else assigned
     name = type(optimizer).__name__

@@ -57,9 +57,9 @@ class UpdateOptions:
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, by name."""
         return {
-            field.name: value
+            field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            if getattr(self, field.name) != field.default
         }
 
     @property

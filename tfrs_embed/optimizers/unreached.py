@@ -36,11 +36,11 @@ def warn(optimizer: Any, variables: Sequence[Any]) -> None:
 
     `variables` are those it trains; marked ones stand for tables.
     """
+    settings = {name: getattr(optimizer, name, None) for name in _SETTINGS}
     asked = {
         name: value
-        for name in _SETTINGS
-        if (value := getattr(optimizer, name, None)) is not None
-        and np.any(value)
+        for name, value in settings.items()
+        if value is not None and np.any(value)
     }
     if not asked:
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "export_delta", "export_rows"]
 
-__getattr__ = lazy.importer(
+lazy.import_later(
     __name__,
     {
         "tfrs_embed.serving.delta": ("export_delta",),

@@ -26,7 +26,7 @@ __all__ = [
     "compute_limits",
 ]
 
-__getattr__ = lazy.importer(
+lazy.import_later(
     __name__,
     {
         "tfrs_embed.sparsecore.limits.compute": ("compute_limits",),

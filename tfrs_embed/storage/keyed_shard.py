@@ -184,12 +184,13 @@ class KeyedShard:
         live = self.live()
         if candidates is None:
             candidates = self.key_table.candidates()
+        in_memory = int(np.sum(live.rows < SPILLED))
         rows, version = self.key_table.replace(
             live.keys,
             live.frequency if frequency is None else frequency,
             live.last_used if last_used is None else last_used,
             candidates,
-            in_memory := int(np.sum(live.rows < SPILLED)),
+            in_memory,
         )
         # Those in the spill stay where they are.
         before, rows = live.rows[:in_memory], rows[:in_memory]

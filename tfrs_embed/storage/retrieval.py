@@ -352,7 +352,8 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
         )
     if strategies.in_tpu_replica():
         raise NotImplementedError(f"{where} is part of no TPU's program.")
-    if (served := SERVED_TABLES.get()) is not None:
+    served = SERVED_TABLES.get()
+    if served is not None:
         return [_rows_of_served(served.of_state(state))]
     if state.spec.keys is not None:
         return [_rows_of_keys(shard) for shard in state.shards]

@@ -327,7 +327,8 @@ struct Buckets::Scratch {
       most_rows = std::max(most_rows, std::min(n, bucket.rows));
     }
     words = std::max(Heads(most_rows) + most_gradients + 2 * most_rows + dim,
-                     buckets.small_tables_.empty() ? 0 : 2 * kSmallTable);
+                     buckets.small_tables_.empty() ? 0 : 4 * kSmallTable);
+    words += words % 2;  // A small table's totals are of 64 bits.
   }
 
   // The size of the hash table that finds so many rows.
@@ -372,10 +373,11 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
     TfrsGroups groups = scratch.Divide(mine);
     for (size_t w = next++; w < work.size(); w = next++) {
       if (const SmallTable* small = work[w].table) {
-        float* sums = reinterpret_cast<float*>(mine);
+        const TfrsRowSums sums = {
+            reinterpret_cast<float*>(mine + 2 * kSmallTable),
+            reinterpret_cast<double*>(mine), mine + 3 * kSmallTable};
         loops.update_all(&tables[small->table], small->features.data(),
-                         small->features.size(), small->rows, sums,
-                         reinterpret_cast<uint8_t*>(sums + kSmallTable));
+                         small->features.size(), small->rows, &sums);
         continue;
       }
       const Bucket& bucket = *work[w].bucket;

@@ -243,8 +243,34 @@ inline void Zero(const TfrsLookup& l, int64_t bag) {
   memset(static_cast<char*>(l.out) + bag * l.stride * size, 0, l.dim * size);
 }
 
-// The number of columns that are summed at once if the output isn't float32.
+// The number of columns that are summed at once if the output isn't float32, or
+// if there are more than kTerms rows to sum.
 constexpr int64_t kColumns = 256;
+
+// A running sum in float32 of millions of numbers loses some percent. So up to
+// this many numbers are added in float32, and their sums in float64.
+constexpr int64_t kTerms = 512;
+
+// Begins totals with the numbers, or adds the numbers to the totals.
+__attribute__((noinline)) void AddTotals(const float* numbers, int64_t n,
+                                         bool begins, double* totals) {
+  for (int64_t j = 0; j < n; ++j) {
+    totals[j] = begins ? numbers[j] : totals[j] + numbers[j];
+  }
+}
+
+__attribute__((noinline)) void RoundTotals(const double* totals, int64_t n,
+                                           float* numbers) {
+  for (int64_t j = 0; j < n; ++j) numbers[j] = static_cast<float>(totals[j]);
+}
+
+// Calls f(first, n) for each kColumns of the columns.
+template <typename F>
+inline void InColumns(int64_t columns, F f) {
+  for (int64_t j = 0; j < columns; j += kColumns) {
+    f(j, columns - j < kColumns ? columns - j : kColumns);
+  }
+}
 
 // Columns of a row as vectors of the machine, whose sums stay in registers.
 // Compilers don't achieve that from plain loops over columns.
@@ -439,6 +465,31 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
   }
 }
 
+// The same of more than kTerms ids.
+template <typename Row>
+__attribute__((noinline)) void SumManyRows(const TfrsLookup& l, int64_t i,
+                                           int64_t end, int64_t first,
+                                           int64_t columns, float* sum) {
+  double totals[kColumns];
+  InColumns(columns, [&](int64_t at, int64_t n) {
+    for (int64_t k = i; k < end; k += kTerms) {
+      const int64_t stop = end - k < kTerms ? end : k + kTerms;
+      SumColumns(l, l.dim, k, stop, first + at, n, sum + at, Row());
+      AddTotals(sum + at, n, k == i, totals);
+    }
+    RoundTotals(totals, n, sum + at);
+  });
+}
+
+// The same of any number of ids.
+template <typename Row>
+TFRS_INLINE void SumBag(const TfrsLookup& l, int64_t dim, int64_t i,
+                        int64_t end, int64_t first, int64_t columns,
+                        float* sum) {
+  if (end - i > kTerms) return SumManyRows<Row>(l, i, end, first, columns, sum);
+  SumColumns(l, dim, i, end, first, columns, sum, Row());
+}
+
 int64_t Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   const TfrsLookup& l = *lookup;
   const char* table = static_cast<const char*>(l.table);
@@ -477,18 +528,17 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      SumColumns(l, dim, i, stop, 0, dim, out, Row());
+      SumBag<Row>(l, dim, i, stop, 0, dim, out);
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
       }
     } else {
       float sum[kColumns];
-      for (int64_t first = 0; first < dim; first += kColumns) {
-        const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        SumColumns(l, dim, i, stop, first, columns, sum, Row());
+      InColumns(dim, [&](int64_t first, int64_t columns) TFRS_INLINED {
+        SumBag<Row>(l, dim, i, stop, first, columns, sum);
         StoreHalves(l, bag, first, columns, sum);
-      }
+      });
     }
     i = stop;
   }
@@ -792,12 +842,14 @@ struct Chain {
   uint32_t first;
 };
 
-// Sums the gradients of a row, numbers of the type.
+// Sums columns of up to kTerms gradients of a row, numbers of the type. Returns
+// the first gradient of the others, or kNone.
 template <typename Number>
-TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
-                              float* __restrict sum) {
+TFRS_INLINE uint32_t SumGradients(const Chain& chain, int64_t first,
+                                  int64_t columns, float* __restrict sum) {
+  uint32_t rest = kNone;
   auto gradient = [&](uint32_t i) TFRS_INLINED {
-    return static_cast<const Number*>(chain.refs[i].gradient);
+    return static_cast<const Number*>(chain.refs[i].gradient) + first;
   };
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
@@ -805,7 +857,8 @@ TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
     for (int k = 0; k < kGradientsAhead && prefetched != kNone; ++k) {
       prefetched = chain.next[prefetched];
     }
-    for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
+    uint32_t i = chain.first;
+    for (int64_t k = 0; i != kNone && k < kTerms; i = chain.next[i], ++k) {
       if (prefetched != kNone) {
         PrefetchRead(gradient(prefetched) + at, sums.kColumns);
         prefetched = chain.next[prefetched];
@@ -819,14 +872,34 @@ TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
       }
     }
     sums.Store(sum + at);
+    rest = i;
   };
-  for (int64_t j = InVectors(dim, sum_vectors); j < dim; ++j) {
-    for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
+  for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
+    uint32_t i = chain.first;
+    for (int64_t k = 0; i != kNone && k < kTerms; i = chain.next[i], ++k) {
       float value = Widen(gradient(i)[j]);
       if (chain.factors) value *= chain.factors[i];
       sum[j] = i == chain.first ? value : sum[j] + value;
     }
+    rest = i;
   }
+  return rest;
+}
+
+// Adds a row's other gradients, from `rest` on, to the sum of the first ones.
+template <typename Number>
+__attribute__((noinline)) void AddOthers(Chain chain, uint32_t rest,
+                                         int64_t dim, float* sum) {
+  double totals[kColumns];
+  InColumns(dim, [&](int64_t at, int64_t n) {
+    AddTotals(sum + at, n, true, totals);
+    for (uint32_t i = rest; i != kNone;) {
+      chain.first = i;
+      i = SumGradients<Number>(chain, at, n, sum + at);
+      AddTotals(sum + at, n, false, totals);
+    }
+    RoundTotals(totals, n, sum + at);
+  });
 }
 
 template <int kDim>
@@ -889,7 +962,9 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
     if (next[i] != kNone || factors || t.gradients != kFloat32) {
       const Chain chain = {refs, factors, next, i};
       ByType(t.gradients, [&](auto number) TFRS_INLINED {
-        SumGradients<decltype(number)>(chain, dim, sum);
+        typedef decltype(number) Number;
+        const uint32_t rest = SumGradients<Number>(chain, 0, dim, sum);
+        if (rest != kNone) AddOthers<Number>(chain, rest, dim, sum);
       });
     } else {
       g = static_cast<const float*>(refs[i].gradient);
@@ -907,8 +982,8 @@ void Update(const TfrsTable* table, const TfrsGradientRef* refs,
 
 // Adds a feature's gradients, numbers of the type, to the sums of their rows.
 template <int kDim, typename Number>
-void AddGradients(const TfrsGradients& ids, int64_t any, float* sums,
-                  uint8_t* used) {
+void AddGradients(const TfrsGradients& ids, int64_t any,
+                  const TfrsRowSums& rows) {
   const int64_t dim = Width(kDim, any);
   int64_t bag = -1, stop = 0;
   for (int64_t i = 0; i < ids.n; ++i) {
@@ -919,7 +994,12 @@ void AddGradients(const TfrsGradients& ids, int64_t any, float* sums,
       PrefetchRead(from + kGradientsAhead * ids.stride, dim * sizeof(Number));
     }
     const int64_t row = IdAt(ids, i);
-    float* __restrict sum = sums + row * dim;
+    float* __restrict sum = rows.sums + row * dim;
+    const uint32_t terms = rows.terms[row]++;
+    const bool begins = terms % kTerms == 0;
+    if (begins && terms > 0) {
+      AddTotals(sum, dim, terms == kTerms, rows.totals + row * dim);
+    }
     const bool scaled = ids.weights || ids.scale;
     const float c = (ids.weights ? ids.weights[i] : 1.0f) *
                     (ids.scale ? ids.scale[bag] : 1.0f);
@@ -927,7 +1007,7 @@ void AddGradients(const TfrsGradients& ids, int64_t any, float* sums,
       auto values = vectors, before = vectors;
       values.Load(g + at);
       if (scaled) values.Multiply(c);
-      if (used[row]) {
+      if (!begins) {
         before.Load(sum + at);
         values.Add(before);
       }
@@ -935,34 +1015,36 @@ void AddGradients(const TfrsGradients& ids, int64_t any, float* sums,
     };
     for (int64_t j = InVectors(dim, add); j < dim; ++j) {
       const float value = scaled ? c * Widen(g[j]) : Widen(g[j]);
-      sum[j] = used[row] ? sum[j] + value : value;
+      sum[j] = begins ? value : sum[j] + value;
     }
-    used[row] = 1;
   }
 }
 
 template <int kDim>
 void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
-                   int64_t num_features, int64_t rows, float* sums,
-                   uint8_t* used) {
+                   int64_t num_features, int64_t rows, const TfrsRowSums& sums) {
   const int64_t dim = Width(kDim, t.dim);
-  memset(used, 0, rows);
+  memset(sums.terms, 0, rows * sizeof(*sums.terms));
   for (int64_t f = 0; f < num_features; ++f) {
     ByType(t.gradients, [&](auto number) {
-      AddGradients<kDim, decltype(number)>(features[f], dim, sums, used);
+      AddGradients<kDim, decltype(number)>(features[f], dim, sums);
     });
   }
   for (int64_t row = 0; row < rows; ++row) {
-    float* const sum = sums + row * dim;
-    if (used[row]) Apply<kDim>(t, row, sum, sum);
+    float* const sum = sums.sums + row * dim;
+    if (sums.terms[row] > kTerms) {
+      double* const totals = sums.totals + row * dim;
+      AddTotals(sum, dim, false, totals);
+      RoundTotals(totals, dim, sum);
+    }
+    if (sums.terms[row]) Apply<kDim>(t, row, sum, sum);
   }
 }
 
 void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
-               int64_t num_features, int64_t rows, float* sums,
-               uint8_t* used) {
+               int64_t num_features, int64_t rows, const TfrsRowSums* sums) {
   ByWidth(table->dim, [=](auto width) {
-    UpdateAllRows<width()>(*table, features, num_features, rows, sums, used);
+    UpdateAllRows<width()>(*table, features, num_features, rows, *sums);
   });
 }
 

@@ -165,6 +165,13 @@ struct TfrsGroups {
   uint32_t share, shares;
 };
 
+// Memory to sum the gradients of a small table's rows.
+struct TfrsRowSums {
+  float* sums;      // [rows, dim]
+  double* totals;   // [rows, dim]
+  uint32_t* terms;  // [rows]: the number of a row's gradients.
+};
+
 // The loops, compiled for one instruction set.
 struct TfrsLoops {
   const char* name;
@@ -179,11 +186,9 @@ struct TfrsLoops {
   void (*update)(const TfrsTable* table, const TfrsGradientRef* refs,
                  const float* factors, int64_t n, const TfrsGroups* groups);
   // The same for all features of a small table, with a sum for each row.
-  // `sums` is memory for [rows, dim], and `used` for [rows]: whether a row has a
-  // gradient.
   void (*update_all)(const TfrsTable* table,
                      const TfrsGradients* features, int64_t num_features,
-                     int64_t rows, float* sums, uint8_t* used);
+                     int64_t rows, const TfrsRowSums* sums);
 };
 
 extern "C" {

@@ -50,12 +50,15 @@ def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
         tables = {table.table_name: table for table in saved.tables}
         if set(tables) != set(layouts):
             continue  # It is another embedding's.
+        fields = [
+            (name, f, getattr(tables[name], f), getattr(layout, f))
+            for name, layout in layouts.items()
+            for f in _FIELDS
+        ]
         differences = [
             f"table '{name}' has {field} {there}, here {here}"
-            for name, layout in layouts.items()
-            for field in _FIELDS
-            if (here := getattr(layout, field))
-            != (there := getattr(tables[name], field))
+            for name, field, there, here in fields
+            if there != here
         ]
         if not differences:
             return
