@@ -385,7 +385,9 @@ def test_a_full_disk_keeps_the_last_save(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
-        with pytest.raises(tf.errors.OpError, match=r"ckpt-2.* be wr") as caught:
+        with pytest.raises(
+            tf.errors.OpError, match=r"ckpt-2.* be wr"
+        ) as caught:
             manager.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -327,13 +327,9 @@ class DeltaManager:
         )
 
     def _path(self) -> str:
-        numbers = [
-            int(number)
-            for path, _ in self._known()
-            if (number := path.rpartition("-")[2]).isdecimal()
-        ]
-        number = max(numbers, default=0) + 1
-        return os.path.join(self._directory, f"{self._name}-{number}")
+        ends = (path.rpartition("-")[2] for path, _ in self._known())
+        last = max((int(e) for e in ends if e.isdecimal()), default=0)
+        return os.path.join(self._directory, f"{self._name}-{last + 1}")
 
     @contextlib.contextmanager
     def _folder(
