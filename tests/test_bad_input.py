@@ -968,3 +968,21 @@ def test_a_layer_that_memory_lacked_for_can_be_built_again():
         layer.build(None)
     layer.build(None)
     np.testing.assert_array_equal(layer(tf.constant([3])), np.ones([1, 4]))
+
+
+@pytest.mark.parametrize("argument", ["batch_size", "implementation", "rows"])
+def test_a_layer_takes_no_unknown_argument(argument):
+    feature = tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 8, 4))
+    made = {
+        layers.All2AllDenseEmbedding: (8, 4, 1, 1),
+        layers.DistributedEmbedding: (feature,),
+        layers.DynamicEmbedding: (4,),
+        layers.Embedding: (8, 4),
+        layers.PartialTPUEmbedding: (feature, "sgd"),
+    }
+    if argument == "batch_size":  # PartialTPUEmbedding has one.
+        del made[layers.PartialTPUEmbedding]
+    for kind, arguments in made.items():
+        # tf_keras raises a TypeError, Keras 3 a ValueError.
+        with pytest.raises((TypeError, ValueError), match=argument):
+            kind(*arguments, **{argument: 3})

@@ -553,6 +553,14 @@ def fit(model):
     model.fit(ids, tf.ones([3, 1]), verbose=0)
 
 
+def all_of(model):
+    """The model's weights, tables, and its optimizer's variables, by number."""
+    [layer] = [x for x in model.layers if hasattr(x, "embedding_tables")]
+    values = [*model.weights, *model.optimizer.variables]
+    values += layer.embedding_tables.values()
+    return {i: tf.convert_to_tensor(v).numpy() for i, v in enumerate(values)}
+
+
 DIFFERENT = {
     "threshold": ({"size_threshold": 20}, {"size_threshold": 2}),
     "small again": ({"size_threshold": 2}, {"size_threshold": 20}),
@@ -661,7 +669,10 @@ def test_a_checkpoint_is_restored_after_an_export(tmp_path):
     saved = tf.train.Checkpoint(model=model)
     path = saved.save(str(tmp_path / "checkpoint"))
     tf.saved_model.save(model, str(tmp_path / "model"))
+    before = all_of(model)
+    fit(model)
     saved.restore(path).assert_consumed()
+    assert_same(all_of(model), before)
     fit(model)
 
 
@@ -673,6 +684,16 @@ def test_slots_by_variable_are_restored_under_another_threshold(tmp_path):
     for trained in (False, True):
         other = compiled(2, legacy(), trained=trained)
         tf.train.Checkpoint(model=other).restore(path).expect_partial()
+        other.optimizer._create_all_weights(other.trainable_variables)
+        for mine, theirs in zip(
+            other.layers[-1].weights, model.layers[-1].weights, strict=True
+        ):
+            np.testing.assert_array_equal(mine, theirs)
+            for slot in "mv":
+                np.testing.assert_array_equal(
+                    other.optimizer.get_slot(mine, slot),
+                    model.optimizer.get_slot(theirs, slot),
+                )
         fit(other)
 
 

@@ -1,9 +1,13 @@
 """Which rows change; full checkpoints with deltas between, on one device."""
 
+import gc
 import json
 import os
 import re
+import resource
 import shutil
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from delta_cases import Job, check_chain, restored
 from fronts import layers
 from helpers import assert_same, change_byte, files_in, save_tensors, train
 from plans import on
+from tfrs_embed import serving
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
 from tfrs_embed.compat import strict_json
 
@@ -370,19 +375,24 @@ def test_two_trainers_of_one_folder(tmp_path):
     assert second.save() == str(tmp_path / "ckpt-2")
 
 
-def test_a_full_disk_keeps_the_last_save(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_last_save(tmp_path):
     layer, _ = make()
     manager = DeltaManager(tf.train.Checkpoint(layer=layer), tmp_path)
     manager.save()
     update(layer, [3])
-
-    def full(self):
-        raise tf.errors.ResourceExhaustedError(None, None, "no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(bundle.BundleWriter, "finish", full)
-        with pytest.raises(tf.errors.ResourceExhaustedError, match="no space"):
+    before = {path.name for path in tmp_path.iterdir()}
+    # No file may be longer, which fails as a full disk does.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(
+            tf.errors.OpError, match=r"ckpt-2.* be wr"
+        ) as caught:
             manager.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "__wrapped__" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} == before
     assert manager.latest_checkpoint == str(tmp_path / "ckpt-1")
     assert not [*tmp_path.glob("ckpt-2.*")]
     update(layer, [5])
@@ -487,7 +497,70 @@ def test_a_folder_that_another_manager_lists_is_read(
         os.symlink("run", "link")
         folder, saved = "link", "link/ckpt-1"
     manager = DeltaManager(checkpoint, folder)
-    assert manager.restore_or_initialize() == saved
+    assert manager.restore_or_initialize() == os.path.abspath(saved)
+    monkeypatch.chdir("/")
+    assert manager.save() == os.path.abspath(tmp_path / folder / "ckpt-2")
+
+
+def test_weights_that_keras_saved_to_the_folder_are_kept(tmp_path):
+    layer, _ = make()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    # As tf_keras's save_weights writes and lists them.
+    checkpoint.write(str(tmp_path / "weights"))
+    (tmp_path / "checkpoint").write_text(
+        'model_checkpoint_path: "weights"\n'
+        'all_model_checkpoint_paths: "weights"\n'
+    )
+    manager = DeltaManager(checkpoint, tmp_path, full_every=1, max_to_keep=1)
+    assert manager.restore_or_initialize() == str(tmp_path / "weights")
+    saved = [manager.save() for _ in range(2)]
+    assert saved == [str(tmp_path / f"ckpt-{i}") for i in (1, 2)]
+    there = {path.name for path in tmp_path.glob("*.index")}
+    assert there == {"weights.index", "ckpt-2.index"}
+
+
+@pytest.mark.parametrize("character", "[*?\\")
+def test_a_folder_that_tensorflow_takes_for_a_pattern(tmp_path, character):
+    folder = str(tmp_path / f"run{character}lr=0.1]")
+    made = make()[0]
+    model = tf.Module()
+    model.layer = made
+    for write in (
+        lambda: DeltaManager(tf.train.Checkpoint(layer=made), folder),
+        lambda: serving.export(model, folder),
+        lambda: serving.export_delta(model, folder, since=str(tmp_path)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"'{folder}' has one")):
+            write()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_manager_that_is_dropped_while_its_thread_writes(
+    tmp_path, monkeypatch
+):
+    unraisable, goes_on = [], threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    merge = bundle.merge
+
+    def wait_and_merge(parts, prefix):
+        goes_on.wait(60)
+        merge(parts, prefix)
+
+    monkeypatch.setattr(bundle, "merge", wait_and_merge)
+    layer, _ = make()
+    manager = DeltaManager(
+        tf.train.Checkpoint(layer=layer), tmp_path, full_every=2
+    )
+    for row in range(2):
+        update(layer, [row])
+        manager.save()
+    thread = manager._next._thread
+    del manager
+    gc.collect()
+    goes_on.set()
+    thread.join(60)
+    assert not thread.is_alive() and not unraisable
+    assert (tmp_path / "ckpt-2-base.index").exists()
 
 
 @pytest.mark.parametrize(

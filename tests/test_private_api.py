@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
+from tfrs_embed import gradients
 from tfrs_embed.compat import private_tensorflow as _tensorflow
 from tfrs_embed.compat import version
 
@@ -129,19 +131,20 @@ def test_a_tensorflow_that_lacks_something_is_named(monkeypatch):
 
 
 #: Prints what is another function in TensorFlow or a Keras, after the import
-#: and after a step of a layer.
+#: and after a step of a layer and a `keras3.fit`.
 PATCHES = """
 import inspect
 import json
 import sys
 import tensorflow as tf
-import tf_keras
+KERAS = sys.argv[1]
+__import__(KERAS)
 
 def functions():
     found = {}
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", "")
-        if not name.startswith(("tensorflow.python.", "tf_keras.src.")):
+        if not name.startswith(("tensorflow.python.", f"{KERAS}.src.")):
             continue
         for key, value in list(vars(module).items()):
             if inspect.isclass(value) and value.__module__ == name:
@@ -161,25 +164,56 @@ def changed():
 import tfrs_embed
 assert sys.meta_path == hooks
 imported = changed()
-layer = tfrs_embed.PartialTPUEmbedding(
+if KERAS == "keras":
+    from tfrs_embed import keras3 as layers
+else:
+    layers = tfrs_embed
+layer = layers.PartialTPUEmbedding(
     tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 100, 4)),
     "sgd",
     size_threshold=9,
 )
+layers.Embedding(10, 4)(tf.constant([1]))
 with tf.GradientTape() as tape:
     loss = tf.reduce_sum(layer(tf.constant([1])))
 tape.gradient(loss, layer.trainable_variables)
+if KERAS == "keras":
+    import keras
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 2]), tf.ones([2, 1])))
+    layers.fit(model, data, strategy, verbose=0)
 print("CHANGED", json.dumps([imported, changed()]))
 """
 
+#: The functions of each Keras, and TensorFlow's, that are patched. `apply` of
+#: Keras 3's optimizers on TensorFlow is another class's there.
+PATCHED = {
+    "tf_keras": {"gradient", "get_scaled_loss", "_build_index_dict"},
+    "keras": {
+        "gradient",
+        "build",
+        "scale_loss",
+        "_all_reduce_sum_gradients",
+        "_maybe_symbolic_build",
+        "make_predict_function",
+        "reduce_values",
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    },
+}
 
-def test_what_is_patched_is_what_the_page_of_gradients_lists():
+
+@pytest.mark.parametrize("name", ["tf_keras", "keras"])
+def test_what_is_patched_is_what_the_page_of_gradients_lists(name):
     done = subprocess.run(
-        [sys.executable, "-c", PATCHES],
+        [sys.executable, "-c", PATCHES, name],
         env={
             **os.environ,
             "PYTHONPATH": str(PACKAGE.parent),
-            "TF_USE_LEGACY_KERAS": "1",
+            "TF_USE_LEGACY_KERAS": "1" if name == "tf_keras" else "0",
         },
         capture_output=True,
         text=True,
@@ -189,12 +223,7 @@ def test_what_is_patched_is_what_the_page_of_gradients_lists():
     assert found, done.stderr[-3000:]
     imported, made = json.loads(found)
     assert imported == []
-    names = {name.partition(".src.")[2] or name for name in made}
-    assert names == {
-        "tensorflow.python.eager.backprop.GradientTape.gradient",
-        "mixed_precision.loss_scale_optimizer.LossScaleOptimizer"
-        ".get_scaled_loss",
-        "mixed_precision.loss_scale_optimizer.LossScaleOptimizerV3"
-        ".get_scaled_loss",
-        "optimizers.optimizer._BaseOptimizer._build_index_dict",
-    }
+    page = set(re.findall(r"`([\w.]+)`", gradients.__doc__))
+    patched = {each.rpartition(".")[2] for each in made}
+    assert patched - {each.rpartition(".")[2] for each in page} == set()
+    assert patched == PATCHED[name]

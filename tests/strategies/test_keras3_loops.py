@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import keras, layers
+from fronts import keras, layer_of_one_table, layers
 from helpers import tables_of
 from plans import on
 from strategies.replicas import of_chief
@@ -19,8 +19,9 @@ pytestmark = on("keras:3 mirrored:2", "keras:3 workers:2", tier="more")
 SAMPLES, BATCH = 17, 8
 
 
-def make(**options):
+def make(sparse=False, **options):
     """A compiled model of two large tables and a small one."""
+    kind = {"sparse" if sparse else "ragged": True}
     tables = {
         name: TableConfig(
             name, rows, 4, keras.initializers.RandomNormal(seed=rows)
@@ -29,7 +30,7 @@ def make(**options):
     }
     inputs = {
         "user": keras.Input([], dtype="int64", name="user"),
-        "item": keras.Input([None], dtype="int64", name="item", ragged=True),
+        "item": keras.Input([None], dtype="int64", name="item", **kind),
         "hour": keras.Input([], dtype="int64", name="hour"),
     }
     layer = layers.PartialTPUEmbedding(
@@ -57,18 +58,21 @@ def make(**options):
     return model, layer
 
 
-def data(weighted=False):
+def data(weighted=False, sparse=False, drop_remainder=False):
     rng = np.random.default_rng(0)
     items = [rng.integers(0, 70, i % 4).tolist() for i in range(SAMPLES)]
+    items = tf.ragged.constant(items, dtype=tf.int64)
     inputs = {
         "user": rng.integers(0, 50, SAMPLES),
-        "item": tf.ragged.constant(items, dtype=tf.int64),
+        "item": items.to_sparse() if sparse else items,
         "hour": rng.integers(0, 5, SAMPLES),
     }
     labels = rng.integers(0, 2, [SAMPLES, 1]).astype(np.float32)
     weights = rng.uniform(size=SAMPLES).astype(np.float32)
     samples = (inputs, labels, weights) if weighted else (inputs, labels)
-    return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH)
+    return tf.data.Dataset.from_tensor_slices(samples).batch(
+        BATCH, drop_remainder=drop_remainder
+    )
 
 
 def assert_equal(found, expected, loss, losses):
@@ -83,25 +87,83 @@ def assert_equal(found, expected, loss, losses):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("steps", "weighted", "unknown"),
-    [(1, False, False), (2, True, True)],
-    ids=["steps", "executions"],
-)
-def test_fit_equals_one_device(strategy, steps, weighted, unknown):
-    batches = data(weighted)
-    if unknown:
-        batches = batches.filter(lambda *_: True)
-    options = {"epochs": 3, "validation_data": batches, "verbose": 0}
-    expected = make(steps_per_execution=steps)
+def unknown(batches):
+    """The same batches in a dataset that doesn't know their number."""
+    return batches.filter(lambda *_: True)
+
+
+# Of 17 samples, one is left for the last batch, or dropped.
+@pytest.mark.parametrize("steps", [1, 2], ids=["steps", "executions"])
+def test_fit_equals_one_device(strategy, steps):
+    if steps == 1:
+        batches = data(drop_remainder=True)
+        options = {"class_weight": {0: 0.5, 1: 3.0}}
+    else:
+        batches, options = data(weighted=True, sparse=True), {}
+    kind = {"sparse": steps == 2, "steps_per_execution": steps}
+    options.update(epochs=3, validation_data=batches, verbose=0)
+    expected = make(**kind)
+    # Of an unknown number of batches Keras counts one too many.
     alone = expected[0].fit(batches, shuffle=False, **options).history
     with strategy.scope():
-        found = make(steps_per_execution=steps)
+        found = make(**kind)
+    options["validation_data"] = batches = unknown(batches)
     fit = layers.fit(found[0], batches, strategy, **options)
     assert_equal(found, expected, alone, fit.history)
+    made = expected[0].optimizer.iterations.numpy()
+    for each in strategy.experimental_local_results(
+        found[0].optimizer.iterations.value
+    ):
+        assert each.numpy() == made
     ours = layers.evaluate(found[0], batches, strategy, verbose=0)
-    theirs = expected[0].evaluate(batches, verbose=0, return_dict=True)
+    theirs = {name: fit.history[f"val_{name}"][-1] for name in ours}
     assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_uneven_batches_and_scalar_losses_are_those_of_one_device(
+    strategy, known
+):
+    ids, labels = np.arange(17) % 11, np.arange(17.0)[:, np.newaxis]
+    # The first worker, or replica, has fewer samples than the second one.
+    parts = [np.arange(8), np.arange(8, 17)]
+
+    def batches(numbers):
+        found = tf.data.Dataset.from_tensor_slices(numbers).batch(4)
+        found = found.map(lambda i: (tf.gather(ids, i), tf.gather(labels, i)))
+        return found if known else unknown(found)
+
+    def model():
+        layer = layer_of_one_table("sgd", 11, 4)
+        inputs = keras.Input([], dtype="int64")
+        made = keras.Model(
+            inputs, keras.layers.Dense(1, "linear", False)(layer(inputs))
+        )
+        made.layers[-1].set_weights([np.ones([4, 1])])
+        made.compile(
+            "sgd", lambda y, found: tf.reduce_mean(tf.square(y - found))
+        )
+        return made, layer
+
+    def mine(context):
+        if context.num_input_pipelines == 2:
+            return batches(parts[context.input_pipeline_id])
+        # Replicas take batches in turns, and the last one has none.
+        first, second = (np.split(part[:8], 2) for part in parts)
+        turns = np.concatenate([first[0], second[0], first[1], second[1], [16]])
+        return batches(turns)
+
+    expected = model()
+    whole = [
+        np.concatenate([part[i : i + 4] for part in parts]) for i in (0, 4, 8)
+    ]
+    losses = [expected[0].train_on_batch(ids[i], labels[i]) for i in whole]
+    with strategy.scope():
+        found = model()
+    data = strategy.distribute_datasets_from_function(mine)
+    fit = layers.fit(found[0], data, strategy, verbose=0)
+    mean = np.average(losses, weights=[8, 8, 1])
+    assert_equal(found, expected, {"loss": [mean]}, fit.history)
 
 
 def test_callbacks_act_as_on_one_device(strategy):
@@ -237,6 +299,9 @@ def _errors(strategy):
     yield (model, small), {}, ValueError, "have 1 samples, fewer than the 2"
     arguments = {"callbacks": [logger]}
     yield (model, data()), arguments, TypeError, re.escape(repr(logger))
+    distributed = strategy.experimental_distribute_dataset(data())
+    arguments = {"class_weight": {0: 1.0}}
+    yield (model, distributed), arguments, ValueError, "is distributed already"
     arguments = {"validation_data": small}
     yield (model, data()), arguments, ValueError, "batches of validation_data"
     yield (logger, data()), {}, TypeError, "must be a keras.Model of Keras 3"
@@ -245,6 +310,9 @@ def _errors(strategy):
         task = strategy.cluster_resolver.task_id
         arguments = {"epochs": 2 + task}
         text = f"epochs is {2 + task} here, {3 - task} there"
+        yield (model, data()), arguments, RuntimeError, text
+        arguments = {"validation_data": None if task else data()}
+        text = "validation_data is .* here, .* there"
         yield (model, data()), arguments, RuntimeError, text
 
 

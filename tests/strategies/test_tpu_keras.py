@@ -208,8 +208,13 @@ def test_larger_batches_are_errors(strategy):
 
 def test_batch_size_says_what_comes(strategy):
     layer = make_layer(strategy, batch_size=4)
-    look_up(strategy, layer, tf.range(3))
-    look_up(strategy, layer, tf.range(4))
+    for count in (3, 4):
+        found = look_up(strategy, layer, tf.range(count))
+        expected = layer.embedding_tables["x"].numpy()[:count]
+        for rows in found:
+            np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"5 samples .* at most 4"):
+        look_up(strategy, layer, tf.range(5))
 
 
 def test_an_unknown_batch_is_an_error(strategy):

@@ -78,4 +78,6 @@ class BackgroundFile:
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    thread.join()
+    # The thread itself ends the file of a manager that the program has dropped.
+    if thread is not threading.current_thread():
+        thread.join()

@@ -126,7 +126,7 @@ class BundleWriter:
                         tensors=tensors,
                     )
             except tf.errors.OpError as error:
-                self.fail(error)
+                self.fail(unwritten(part, error))
             self._parts.append(part)
         if self._progress is not None and self._error is None:
             self._progress(self._bytes)
@@ -256,6 +256,12 @@ def slice_spec(shape: Sequence[int], start: int, size: int) -> str:
 def message_of(error: tf.errors.OpError) -> str:
     """An error's message, without the names of TensorFlow's operations."""
     return _NOISE.sub("", error.message)
+
+
+def unwritten(path: str, error: tf.errors.OpError) -> tf.errors.OpError:
+    """Returns an error that says which path can't be written, and why."""
+    message = f"'{path}' can't be written: {message_of(error)}"
+    return type(error)(None, None, message)
 
 
 def merge(parts: Sequence[str], prefix: str) -> None:

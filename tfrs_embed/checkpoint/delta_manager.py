@@ -17,10 +17,10 @@ from absl import logging
 
 from tfrs_embed.checkpoint import chain, listing
 from tfrs_embed.checkpoint.background import BackgroundFile
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks, unwritten
 from tfrs_embed.checkpoint.rows import Changing, end_moments
 from tfrs_embed.compat.arguments import flag, integer
-from tfrs_embed.compat.files import open_own, remove_folder
+from tfrs_embed.compat.files import open_own, plain_path, remove_folder
 from tfrs_embed.compat.private_tensorflow import checkpoint_management
 from tfrs_embed.distribution.failures import raised_on_all_workers
 
@@ -65,8 +65,8 @@ class DeltaManager:
         >>> manager = tfrs_embed.checkpoint.DeltaManager(checkpoint, "movies")
         >>> manager.restore_or_initialize()
         >>> layer.build()
-        >>> manager.save()
-        'movies/ckpt-1'
+        >>> manager.save().rpartition("/")[2]
+        'ckpt-1'
         >>> with tf.GradientTape() as tape:
         ...     loss = tf.reduce_sum(layer(tf.constant([5, 3, 5])))
         >>> _ = tape.gradient(loss, layer.trainable_variables)
@@ -77,7 +77,8 @@ class DeltaManager:
 
     Args:
         checkpoint: what to save: a `tf.train.Checkpoint`.
-        directory: the folder of the files, which is made if it isn't there.
+        directory: the folder of the files, which is made if it isn't there. A
+            relative one is of the working directory now; paths are absolute.
         full_every: every so many saves, a chain ends, and one begins with a
             full checkpoint; 1: all saves are full.
         max_to_keep: how many chains to keep: full checkpoints with deltas.
@@ -112,7 +113,11 @@ class DeltaManager:
                 f"got {name!r}."
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        directory = os.fspath(directory)
+        if "://" not in directory:
+            # A program may change its working directory.
+            directory = os.path.abspath(directory)
+        self._directory = plain_path(directory, "DeltaManager: directory")
         self._full_every, self._max_to_keep = full_every, max_to_keep
         self._name = name
         self._background = flag(background, "DeltaManager: background")
@@ -171,7 +176,10 @@ class DeltaManager:
             path = self._path()
             files, gone = self._files_with(path, file.header)
             with self._folder(strategy, path) as to, chain.writing(file):
-                self._checkpoint.write(to)
+                try:
+                    self._checkpoint.write(to)
+                except tf.errors.OpError as error:
+                    raise unwritten(path, error) from error
                 if strategy.extended.should_checkpoint:
                     checkpoint_management.update_checkpoint_state_internal(
                         self._directory,
@@ -319,9 +327,9 @@ class DeltaManager:
         )
 
     def _path(self) -> str:
-        known = self._known()
-        number = int(known[-1][0].rpartition("-")[2]) if known else 0
-        return os.path.join(self._directory, f"{self._name}-{number + 1}")
+        ends = (path.rpartition("-")[2] for path, _ in self._known())
+        last = max((int(e) for e in ends if e.isdecimal()), default=0)
+        return os.path.join(self._directory, f"{self._name}-{last + 1}")
 
     @contextlib.contextmanager
     def _folder(
@@ -357,9 +365,7 @@ class DeltaManager:
     def _remove_left(self) -> None:
         """Removes files of threads that a killed trainer has left."""
         used = {file.previous for _, file in self._known()}
-        pattern = os.path.join(
-            _escaped(self._directory), f"{self._name}-*{_BASE}*"
-        )
+        pattern = os.path.join(self._directory, f"{self._name}-*{_BASE}*")
         for file in tf.io.gfile.glob(pattern):
             name = os.path.basename(file)
             if name[: name.index(_BASE)] + _BASE in used:
@@ -383,9 +389,11 @@ class DeltaManager:
         return files[first:], files[:first]
 
     def _remove(self, gone: list[tuple[str, chain.Header]]) -> None:
-        """Removes files of old chains."""
+        """Removes files of old chains, but none with a name of the user's."""
+        ours = re.compile(re.escape(self._name) + r"-\d+")
         for path, file in gone:
-            _remove(path)
+            if ours.fullmatch(os.path.basename(path)):
+                _remove(path)
             if file.previous.endswith(_BASE):
                 _remove(os.path.join(self._directory, file.previous))
 
@@ -425,10 +433,8 @@ def _remove(path: str) -> None:
     """Removes a checkpoint's files: its index first, then its data."""
     # With what a killed save has left of each.
     for end in ("index", "data-?????-of-?????"):
-        for file in tf.io.gfile.glob(f"{_escaped(path)}.{end}*"):
+        for file in tf.io.gfile.glob(f"{path}.{end}*"):
             tf.io.gfile.remove(file)
-
-
-def _escaped(path: str) -> str:
-    """A path as a pattern of `tf.io.gfile.glob`."""
-    return re.sub(r"([\[*?])", r"[\1]", path)
+    # TensorFlow's parts, and those of this library.
+    for folder in (f"{path}_temp", *tf.io.gfile.glob(f"{path}-*.*_temp")):
+        remove_folder(folder)

@@ -17,6 +17,22 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 
+def plain_path(path: str | os.PathLike[str], name: str) -> str:
+    """Returns the path of a checkpoint or model as text.
+
+    Raises:
+        ValueError: TensorFlow would read it as a pattern.
+    """
+    path = os.fspath(path)
+    if any(character in path for character in "[*?\\"):
+        raise ValueError(
+            f"{name}: '{path}' has one of the characters [ * ? \\, and "
+            "TensorFlow, which reads a checkpoint's path as a pattern of "
+            "paths, would not find the files. Choose another name."
+        )
+    return path
+
+
 def open_own(path: str, flags: int) -> int:
     """Opens a file as `os.open` does; an OSError if it is a link."""
     try:

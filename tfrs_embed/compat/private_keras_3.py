@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -28,6 +28,9 @@ try:
 
     # Losses are means over a replica's samples, divided by the replicas.
     from keras.src.losses import loss as losses
+
+    # What `fit` makes of its `class_weight`, before data is distributed.
+    from keras.src.trainers.data_adapters import tf_dataset_adapter
 except ImportError as error:  # pragma: no cover
     raise ImportError(
         "This Keras 3 has not the private API that tfrs_embed.keras3 uses: "
@@ -179,15 +182,21 @@ def _has_workers(model: Any) -> bool:
     return isinstance(model.distribute_strategy, workers)
 
 
-def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
+def build(
+    model: Any,
+    spec: Any,
+    strategy: tf.distribute.Strategy,
+    decode: Callable[[Any], Any],
+) -> None:
     """Builds a model's layers, losses, metrics and optimizer, if they aren't.
 
-    Unlike Keras's own way, `spec` of a batch may have ragged and sparse ids.
+    Unlike Keras's own way, batches may have ragged and sparse ids. `decode`
+    makes a batch of what has the type `spec`.
     """
 
     @tf.function(autograph=False)
     def trace(batch: Any) -> None:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(decode(batch))
         outputs = model(x, training=False)
         if model._compile_loss is not None:
             model._compute_loss(x, y, outputs, weight, training=False)
@@ -210,7 +219,9 @@ def weighted(share: tf.Tensor) -> Iterator[None]:
     """Weights a replica's mean losses with its share of the batch's samples.
 
     Keras divides them by the number of replicas, which is wrong for a batch
-    that replicas can't share evenly. `share` is a float32 scalar from 0 to 1.
+    that replicas can't share evenly; and it divides no loss that a function
+    returns as a scalar, which would count once for each replica. `share` is a
+    float32 scalar from 0 to 1.
     """
     _weigh_losses()
     _local.share = share
@@ -220,12 +231,16 @@ def weighted(share: tf.Tensor) -> Iterator[None]:
         _local.share = None
 
 
+def _local_share() -> Any:
+    return getattr(_local, "share", None)
+
+
 @functools.cache
 def _weigh_losses() -> None:
     def by_share(original: Any, operation: Any) -> Any:
         @functools.wraps(original)
         def scaled(value: Any) -> Any:
-            share = getattr(_local, "share", None)
+            share = _local_share()
             if share is None:
                 return original(value)
             return operation(value, tf.cast(share, value.dtype))
@@ -238,3 +253,25 @@ def _weigh_losses() -> None:
     losses.unscale_loss_for_distribution = by_share(
         losses.unscale_loss_for_distribution, tf.math.divide_no_nan
     )
+    reduce = losses.reduce_values
+
+    @functools.wraps(reduce)
+    def scaling_scalars(
+        values: Any,
+        sample_weight: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+    ) -> Any:
+        loss = reduce(values, sample_weight, reduction)
+        scales = reduction not in (None, "none", "sum")
+        if not scales or values.shape.rank or _local_share() is None:
+            return loss
+        return losses.scale_loss_for_distribution(loss)
+
+    losses.reduce_values = scaling_scalars
+
+
+def with_class_weights(
+    data: tf.data.Dataset, weights: dict[int, float]
+) -> tf.data.Dataset:
+    """Returns a dataset with sample weights, by a class's number."""
+    return data.map(tf_dataset_adapter.make_class_weight_map_fn(weights))

@@ -30,18 +30,24 @@ def raised_on_all_workers(
         yield
     except Exception as caught:
         error = caught
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if several and _any_failed(strategy, error is not None) and error is None:
+    failed = largest_of_workers(strategy, int(error is not None))
+    if failed and error is None:
         error = RuntimeError(f"{what} failed on another worker.")
     if error is not None:
         raise error
 
 
-def _any_failed(strategy: tf.distribute.Strategy, failed: bool) -> bool:
-    """Returns whether any worker has failed; a collective."""
+def largest_of_workers(strategy: tf.distribute.Strategy, number: int) -> int:
+    """Returns the largest of all workers' numbers, which are below 2^63.
+
+    All workers of a `MultiWorkerMirroredStrategy` call it together. Others are
+    one worker.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return number
     shared = replicas.of(strategy)
     if shared.world == 1:
-        return failed
+        return number
     if strategy not in _largest:
         channel = shared.allocate(1)
 
@@ -50,5 +56,5 @@ def _any_failed(strategy: tf.distribute.Strategy, failed: bool) -> bool:
             return [shared.max(i, number, channel) for i in local]
 
         _largest[strategy] = TracedOnce(largest, tf.TensorSpec([], tf.int64))
-    found, *_ = _largest[strategy](tf.constant(int(failed), tf.int64))
-    return bool(found)
+    found, *_ = _largest[strategy](tf.constant(number, tf.int64))
+    return int(found)

@@ -33,13 +33,23 @@ but not at `import tfrs_embed`:
     backward functions are not told sources, and `tape.watched_variables()` has
     more than the sources.
 optimizers of Keras
-    `get_scaled_loss` and `scale_loss` (`loss_scale`), `build`
-    (`checkpoint.slot_order`); of Keras 3 also `apply` and the sum over replicas
-    (`compat.private_keras_3`). When a layer of this Keras is made; gradients
-    and slots of other variables don't change. Without it, updates would be too
-    large by the loss scale, slots would be restored into another variable, and
-    of two gradients of an id in a batch one would be lost. No public way: Keras
-    tells layers and variables none of these.
+    `get_scaled_loss` and `scale_loss` (`loss_scale`), `_build_index_dict` and
+    `build` (`checkpoint.slot_order`); of Keras 3 also `apply` and
+    `_all_reduce_sum_gradients` (`compat.private_keras_3`). When a layer of this
+    Keras is made; gradients and slots of other variables don't change. Without
+    it, updates would be too large by the loss scale, slots would be restored
+    into another variable, and of two gradients of an id in a batch one would be
+    lost. No public way: Keras tells layers and variables none of these.
+loops of Keras 3 (`compat.private_keras_3`)
+    `_maybe_symbolic_build` and `make_predict_function`, when a layer is made or
+    `keras3.fit` runs. Without it, Keras's own `fit` on several workers would
+    fail with an error that says nothing about the cause.
+losses of Keras 3 (`compat.private_keras_3`)
+    `scale_loss_for_distribution`, `unscale_loss_for_distribution` and
+    `reduce_values`, at the first step of `keras3.fit`; other loops compute as
+    before. Without it, samples of a small last batch, and losses that are
+    scalars, would count more than others. No public way: Keras scales losses
+    by a function of its own.
 `make_function_context` (`sparsecore.pipelining`)
     When a pipelined table is on SparseCores; functions that loops call are
     traced anew. Without it, a function that was traced outside of the loop

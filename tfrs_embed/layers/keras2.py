@@ -42,6 +42,13 @@ class _Layer(tf_keras.layers.Layer):
     _traces_shapes = staticmethod(traces_shapes)
 
     def __init__(self, **kwargs: Any) -> None:
+        # tf_keras takes these of every layer, and reads none of them.
+        shaped = kwargs.keys() & {"input_dim", "input_shape"}
+        for name in ("implementation", *(() if shaped else ("batch_size",))):
+            if name in kwargs:
+                raise TypeError(
+                    f"{type(self).__name__} takes no argument '{name}'."
+                )
         super().__init__(autocast=False, **kwargs)
         self._supports_ragged_inputs = True
 

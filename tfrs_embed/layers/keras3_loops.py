@@ -9,6 +9,7 @@ parts of a batch, so that batches needn't divide by the number of replicas.
 from __future__ import annotations
 
 import contextlib
+import copy
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ import tensorflow as tf
 
 from tfrs_embed.compat import kerases, private_keras_3
 from tfrs_embed.compat.private_tensorflow import distribute_data
-from tfrs_embed.distribution import handshake
+from tfrs_embed.distribution import failures, handshake
+from tfrs_embed.layers import sparse_rows
 
 _FILES_OF = {
     keras.callbacks.BackupAndRestore: "backup_dir",
@@ -33,6 +35,9 @@ _TOGETHER = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.ModelCheckpoint,
 )
+
+# More batches than there are.
+_UNKNOWN = 2**62
 
 
 def fit(
@@ -48,6 +53,7 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_freq: int = 1,
+    class_weight: dict[int, float] | None = None,
 ) -> keras.callbacks.History:
     """Trains a model of Keras 3 on the replicas of a strategy.
 
@@ -87,7 +93,9 @@ def fit(
         model: the model, made and compiled inside `strategy.scope()`.
         data: global batches of (inputs, targets) or (inputs, targets, sample
             weights), which the strategy's auto-sharding divides among workers
-            and replicas; or a dataset that the strategy has distributed.
+            and replicas; or a dataset that the strategy has distributed. An
+            epoch ends when no worker has a batch left: a worker or replica
+            without one takes part with an empty one.
         strategy: a `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
         epochs: the epoch to stop before.
         callbacks: a callback of Keras 3, a list of them, or None.
@@ -97,6 +105,8 @@ def fit(
         steps_per_epoch: the batches of an epoch; None: all of the data.
         validation_steps: the batches of an evaluation; None: all.
         validation_freq: the epochs between evaluations.
+        class_weight: by a class's number, the weight of its samples, as of
+            `keras.Model.fit`; None: all weigh 1.
 
     Returns:
         The `keras.callbacks.History`, with a list for each metric.
@@ -121,15 +131,11 @@ def fit(
                 f"keras.callbacks.Callback, got {each!r} of "
                 f"{type(each).__module__}."
             )
-    distributed = _distribute(data, strategy, "data")
-    if validation_data is not None:
-        validation_data = _distribute(
-            validation_data, strategy, "validation_data"
-        )
     settings = {
         "epochs": epochs,
         "steps_per_epoch": steps_per_epoch,
         "steps_per_execution": model.steps_per_execution,
+        "validation_data": validation_data is not None,
         "validation_steps": validation_steps,
         "validation_freq": validation_freq,
         # All workers stop, and read sharded tables, together.
@@ -139,11 +145,20 @@ def fit(
             if isinstance(each, _TOGETHER)
         ],
     }
+    distributed = _distribute(data, strategy, "data", class_weight)
+    if validation_data is not None:
+        validation_data = _distribute(
+            validation_data, strategy, "validation_data"
+        )
+    _compare(model, strategy, settings)
+    distributed = _of_equal_lengths(distributed, strategy)
+    if validation_data is not None:
+        validation_data = _of_equal_lengths(validation_data, strategy)
     with _loop(model, distributed, strategy), _Files(strategy, listed) as files:
         return model.fit(
             distributed,
             epochs=epochs,
-            callbacks=[*listed, _Start(strategy, settings, files)],
+            callbacks=[*listed, _Start(strategy, files)],
             validation_data=validation_data,
             verbose=verbose,
             shuffle=False,  # Keras would remark on it.
@@ -194,6 +209,7 @@ def evaluate(
     """
     _check(model, strategy)
     distributed = _distribute(data, strategy, "data")
+    distributed = _of_equal_lengths(distributed, strategy)
     with _loop(model, distributed, strategy):
         return model.evaluate(
             distributed,
@@ -240,9 +256,23 @@ def _check(model: Any, strategy: Any) -> None:
         )
 
 
-def _distribute(data: Any, strategy: Any, argument: str) -> Any:
+def _compare(model: Any, strategy: Any, settings: dict[str, Any]) -> None:
+    """Raises an error if another worker trains with other settings."""
+    name = f"keras3.fit of Model '{model.name}'"
+    handshake.compare_workers(strategy, name, lambda: {"": settings})
+
+
+def _distribute(
+    data: Any, strategy: Any, argument: str, class_weight: Any = None
+) -> Any:
     """Returns the dataset, distributed; global batches must be large enough."""
     if isinstance(data, tf.distribute.DistributedDataset):
+        if class_weight is not None:
+            raise ValueError(
+                "keras3.fit takes class_weight with a tf.data.Dataset only: "
+                f"{argument} is distributed already. Give sample weights as "
+                "the third part of its batches."
+            )
         return data
     if not isinstance(data, tf.data.Dataset):
         raise TypeError(
@@ -256,7 +286,26 @@ def _distribute(data: Any, strategy: Any, argument: str) -> Any:
             f"The batches of {argument} have {size} samples, fewer than the "
             f"{replicas} replicas. A batch is the global one."
         )
-    return strategy.experimental_distribute_dataset(data)
+    if class_weight is not None:
+        data = private_keras_3.with_class_weights(data, class_weight)
+    return strategy.experimental_distribute_dataset(sparse_rows.encode(data))
+
+
+def _of_equal_lengths(data: Any, strategy: Any) -> Any:
+    """Returns distributed data with the most batches that a worker has.
+
+    Keras ends an epoch after the number of batches that the data has. It would
+    leave a worker that has more than another one alone in its collectives.
+    """
+    own = int(data.cardinality)
+    most = failures.largest_of_workers(strategy, own if own >= 0 else _UNKNOWN)
+    if most == own or own < 0:
+        return data
+    data = copy.copy(data)
+    data._cardinality = tf.data.UNKNOWN_CARDINALITY
+    if most < _UNKNOWN:
+        data._cardinality = most
+    return data
 
 
 @contextlib.contextmanager
@@ -267,7 +316,7 @@ def _loop(model: Any, data: Any, strategy: Any) -> Iterator[None]:
         lambda each: getattr(each, "_value_specs", (each,))[0],
         data.element_spec,
     )
-    private_keras_3.build(model, spec, strategy)
+    private_keras_3.build(model, spec, strategy, sparse_rows.decode)
     if not isinstance(model.train_function, _Steps):
         model.train_function = _Steps(model, strategy, model.train_step)
     if not isinstance(model.test_function, _Steps):
@@ -298,38 +347,30 @@ class _Steps:
         Returns whether there was a batch, and the metrics of all replicas.
         """
         steps = self._model.steps_per_execution
-        done: Any = True
+
+        def run_next(step: Any, _: Any) -> Any:
+            # Without a condition, what needs no batch would run at the end.
+            batch = iterator.get_next_as_optional()
+
+            def run() -> Any:
+                self._strategy.run(self._replica_step, (batch.get_value(),))
+                return step + 1, True
+
+            return tf.cond(batch.has_value(), run, lambda: (step, False))
+
         if steps == 1:
-            self._run(iterator.get_next())
+            count, _ = run_next(0, True)
         else:
-
-            def run_next(step: Any, _: Any) -> Any:
-                batch = iterator.get_next_as_optional()
-
-                def run() -> Any:
-                    self._run(batch.get_value())
-                    return step + 1, True
-
-                return tf.cond(batch.has_value(), run, lambda: (step, False))
-
             count, _ = tf.while_loop(
                 lambda step, more: more & (step < steps), run_next, (0, True)
             )
-            done = count > 0
         # Outside of replicas this adds up the states of all of them.
         results = self._model.get_metrics_result()
-        return done, {name: results[name] for name in self._names}
-
-    def _run(self, batch: Any) -> None:
-        self._strategy.run(self._replica_step, (batch,))
+        return count > 0, {name: results[name] for name in self._names}
 
     def _replica_step(self, batch: Any) -> None:
-        share = _share(batch)
-        with (
-            contextlib.nullcontext()
-            if share is None
-            else private_keras_3.weighted(share)
-        ):
+        batch = sparse_rows.decode(batch)
+        with private_keras_3.weighted(_share(batch)):
             logs = self._step(batch)
         metrics = self._model.get_metrics_result()
         if not isinstance(logs, dict) or not logs.keys() <= metrics.keys():
@@ -343,30 +384,25 @@ class _Steps:
 
 
 def _share(batch: Any) -> Any:
-    """This replica's part of a batch's samples; None: all have equally many."""
+    """This replica's part of a batch's samples."""
     first = tf.nest.flatten(batch)[0]
-    if first.shape[0] is not None:
-        return None
-    own = tf.cast(tf.shape(first)[0], tf.float32)
     context: Any = tf.distribute.get_replica_context()
+    if first.shape[0] is not None:  # All have equally many.
+        return tf.constant(1 / context.num_replicas_in_sync)
+    own = tf.cast(tf.shape(first)[0], tf.float32)
     return own / context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 
 class _Start(keras.callbacks.Callback):
     """Compares workers when their callbacks have begun."""
 
-    def __init__(self, strategy: Any, settings: Any, files: Any) -> None:
+    def __init__(self, strategy: Any, files: Any) -> None:
         super().__init__()
-        self._strategy, self._settings = strategy, settings
-        self._files = files
+        self._strategy, self._files = strategy, files
 
     def on_train_begin(self, logs: Any = None) -> None:
         begun = {"the first epoch": self.model._initial_epoch}
-        handshake.compare_workers(
-            self._strategy,
-            f"keras3.fit of Model '{self.model.name}'",
-            lambda: {"": {**self._settings, **begun}},
-        )
+        _compare(self.model, self._strategy, begun)
         self._files.move(keras.callbacks.BackupAndRestore)
 
 

@@ -20,6 +20,7 @@ from tfrs_embed.checkpoint.rows import (
     Changed,
     end_moments,
 )
+from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.serving.applying import DenseVariable, dense_name, part_name
 from tfrs_embed.serving.chain import LINK, Link, read_link
@@ -157,7 +158,7 @@ def export_delta(
             be stored in the export's dtype of rows.
         RuntimeError: the export failed on another worker.
     """
-    path, since = os.fspath(path), os.fspath(since)
+    path, since = plain_path(path, "export_delta"), os.fspath(since)
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
     with contextlib.ExitStack() as stack:

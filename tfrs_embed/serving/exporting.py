@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.compat.files import remove_folder
+from tfrs_embed.compat.files import plain_path, remove_folder
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.serving.applying import APPLY_DELTA, Applied
@@ -129,7 +129,7 @@ def export(
         RuntimeError: the export failed on another worker; or with `updatable` a
             table doesn't track changes.
     """
-    path = os.fspath(path).rstrip("/")
+    path = plain_path(path, "export").rstrip("/")
     if rows is not None and rows not in DTYPES:
         raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})

@@ -193,8 +193,8 @@ class TPUEngine(Engine, FixedBatches):
                 raise ValueError(
                     f"{feature}: {count} samples in a replica's batch, but the "
                     f"tables were made for at most {samples}. Set the "
-                    "feature's output_shape, or the layer's batch_size, to the "
-                    "largest batch."
+                    "feature's output_shape, or the batch_size of a "
+                    "PartialTPUEmbedding, to the largest batch."
                 )
 
     def apply_gradients(
@@ -245,7 +245,8 @@ class TPUEngine(Engine, FixedBatches):
                     "TPU's tables need it. Give the feature an output_shape, "
                     "or call the layer first: with ids of a static shape "
                     "(tf.data's batch(..., drop_remainder=True)), or with the "
-                    "layer's batch_size or the feature's input_shape set."
+                    "feature's input_shape, or the batch_size of a "
+                    "PartialTPUEmbedding, set."
                 )
             padded.append(samples)
         return padded
