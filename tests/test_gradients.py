@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -25,6 +26,7 @@ from gradient_scenarios import (
 )
 from helpers import tables_of
 from plans import nightly, on, without_kernels
+from tfrs_embed.gradients import table_update
 
 BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
 
@@ -170,8 +172,10 @@ def test_functions_of_their_own_update_once_for_each_backward_pass(mode):
     np.testing.assert_allclose(table_of(several[1]), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["jacobian", "branch", "loop", "gradients"])
-def test_a_function_of_its_own_is_refused_in(how):
+@pytest.mark.parametrize(
+    "how", ["jacobian", "branch", "loop", "gradients", "tpu"]
+)
+def test_a_function_of_its_own_is_refused_in(how, monkeypatch):
     layer = make_layer()
     program = make_program(layer)
     predict = tf.function(program.predict)
@@ -204,7 +208,13 @@ def test_a_function_of_its_own_is_refused_in(how):
         take = tape.jacobian if how == "jacobian" else tape.gradient
         return take(loss, program.variables)
 
+    if how == "tpu":
+        tpu = types.SimpleNamespace(
+            in_tpu_replica=lambda: True, in_pfor=lambda: False
+        )
+        monkeypatch.setattr(table_update, "strategies", tpu)
     kind, text = {
+        "tpu": (NotImplementedError, "in a TPU's program"),
         "jacobian": (NotImplementedError, "in a Jacobian"),
         "gradients": (tf.errors.InvalidArgumentError, "by tf.gradients"),
     }.get(how, (NotImplementedError, "tf.cond or tf.while_loop"))
