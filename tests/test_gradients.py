@@ -719,6 +719,41 @@ def test_a_scale_is_of_its_thread_and_its_step():
     )
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_function_of_its_own_knows_the_loss_scale(dynamic, mode):
+    if dynamic:
+        scaler = keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**10
+        )
+    else:
+        scaler = fronts.with_fixed_scale(keras.optimizers.SGD, 0.1, 2.0**10)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+    tables = []
+    for nested in (False, True):
+        layer = make_layer(keras.optimizers.SGD(0.1))
+        program = make_program(layer, nested)
+
+        def step(factor, program=program):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+                scaled = fronts.scale_loss(scaler, factor * loss)
+            return tape.gradient(scaled, program.embedding())[0]
+
+        assert float(run(mode, lambda step=step: step(1.0))) == 0
+        assert int(layer.step) == 1
+        tables.append(table_of(layer))
+        if dynamic:
+            # The optimizer is told to skip the step, as the table does.
+            found = run(mode, lambda step=step: step(float("inf")))
+            assert np.isinf(float(found))
+            assert int(layer.step) == 1
+        train(program, ids, x)
+        tables.append(table_of(layer))
+    np.testing.assert_allclose(tables[0], tables[2], rtol=1e-5)
+    np.testing.assert_allclose(tables[1], tables[3], rtol=1e-5)
+
+
 @on("keras:3", tier="more")
 def test_a_loss_that_a_function_scales_is_an_error():
     scaler = keras.mixed_precision.LossScaleOptimizer(
@@ -776,11 +811,13 @@ def test_threads_train_models_of_their_own(mode):
         np.testing.assert_allclose(moved, 0.1 * number, rtol=1e-4)
 
 
-def test_a_training_function_is_saved(tmp_path):
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_training_function_is_saved(tmp_path, nested):
     ids = tf.constant([1, 3])
     module = tf.Module()
     module.layer = make_layer()
-    module.step = training_function(module.layer)
+    look_up = tf.function(module.layer) if nested else module.layer
+    module.step = training_function(module.layer, look_up)
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     losses = [[float(m.step(ids)) for _ in range(3)] for m in (module, loaded)]
@@ -788,11 +825,11 @@ def test_a_training_function_is_saved(tmp_path):
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
-def training_function(layer):
+def training_function(layer, look_up):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(ids, training=True) ** 2)
+            loss = tf.reduce_sum(look_up(ids, training=True) ** 2)
         gradients = tape.gradient(loss, layer.trainable_variables)
         with tf.control_dependencies(gradients):
             return tf.identity(loss)
@@ -800,7 +837,7 @@ def training_function(layer):
     return step
 
 
-@pytest.mark.parametrize("mode", ["eager", "function", "fit"])
+@pytest.mark.parametrize("mode", ["eager", "function", "nested", "fit"])
 def test_tables_end_with_their_model(mode):
     def use():
         layer = make_layer()
@@ -815,6 +852,7 @@ def test_tables_end_with_their_model(mode):
                 layer,
                 lambda: layer.trainable_variables,
                 keras.optimizers.SGD(0.1),
+                tf.function if mode == "nested" else (lambda f: f),
             )
             program.optimizer.build(program.variables)
             ids, x = (tf.constant(v) for v in batches(1)[0])
@@ -822,6 +860,8 @@ def test_tables_end_with_their_model(mode):
             def step():
                 train(program, ids, x)
 
+            if mode == "nested":
+                step()
             step = step if mode == "eager" else tf.function(step)
             step()
             step()
