@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import custom_gradients, kerases, strategies
 
 #: A trigger's value in a pass that doesn't ask for the layer's tables.
 NOT_ASKED = float("inf")
@@ -141,6 +141,9 @@ class Pass:
                     "or tf.vectorized_map. Call the layer outside of such a "
                     "function, or with training=False."
                 )
+            if self.graph != "eager":
+                # It refers to tables, by the function that it calls.
+                custom_gradients.move_all(self.graph)
             self._told.append(layer)
             _tell(layer)
 
