@@ -105,6 +105,15 @@ def scale_loss(optimizer, loss):
     return optimizer.scale_loss(loss)
 
 
+def with_fixed_scale(kind, rate, scale):
+    """An optimizer that multiplies its loss by a fixed scale."""
+    if NUMBER == 2:
+        return keras.mixed_precision.LossScaleOptimizer(
+            kind(rate), dynamic=False, initial_scale=scale
+        )
+    return kind(rate, loss_scale_factor=scale)
+
+
 def unscale(optimizer, gradients):
     """The gradients of such a loss, as of the loss itself."""
     if NUMBER == 2:

@@ -26,11 +26,13 @@ class Program:
         look_up: gives ids' vectors.
         embedding: the variables that ask for the table's gradient.
         optimizer: applies gradients.
+        wrap: makes the forward pass a function of its own, or doesn't.
     """
 
     look_up: Callable[[Any], tf.Tensor]
     embedding: Callable[[], list[tf.Variable]]
     optimizer: Any
+    wrap: Callable[[Any], Any] = lambda function: function
 
     def __post_init__(self):
         self.head = tf.Variable(
@@ -40,12 +42,10 @@ class Program:
             np.linspace(1, 2, DIM)[:, None], dtype=tf.float32
         )
         self.second = keras.optimizers.SGD(0.1)
-
-    def vectors(self, ids):
-        return self.look_up(ids)
-
-    def predict(self, ids, x):
-        return tf.matmul(tf.tanh(self.look_up(ids)) * x, self.head)
+        self.vectors = self.wrap(lambda ids: self.look_up(ids))
+        self.predict = self.wrap(
+            lambda ids, x: tf.matmul(tf.tanh(self.look_up(ids)) * x, self.head)
+        )
 
     @property
     def variables(self):

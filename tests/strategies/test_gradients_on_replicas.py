@@ -19,6 +19,7 @@ from gradient_scenarios import (
 )
 from plans import on
 from strategies.replicas import distribute
+from tfrs_embed.compat.strategies import is_tpu
 
 pytestmark = on("mirrored:2", "tpu:2x4", tier="nightly")
 
@@ -26,7 +27,7 @@ pytestmark = on("mirrored:2", "tpu:2x4", tier="nightly")
 UNFIT = {"in_a_branch"}
 
 
-def make_program(strategy):
+def make_program(strategy, nested=False):
     with strategy.scope():
         table = tfrs_embed.TableConfig("table", ROWS, DIM)
         layer = tfrs_embed.PartialTPUEmbedding(
@@ -44,6 +45,7 @@ def make_program(strategy):
             layer,
             lambda: layer.trainable_variables,
             optimizer(legacy=True),
+            tf.function if nested else (lambda function: function),
         )
     return layer, program
 
@@ -96,22 +98,30 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     assert int(layer.step.numpy()) == 1
 
 
-@on("tpu:2x4", when=lambda scenario: scenario.__name__ == "penalty")
+@on(
+    "tpu:2x4",
+    when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
+)
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda scenario: scenario.__name__ == "penalty",
+    when=lambda scenario, nested: scenario.__name__ == "penalty",
 )
+@pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(
     "scenario",
     [s for s in SCENARIOS if s.__name__ not in UNFIT],
     ids=lambda s: s.__name__,
 )
-def test_a_table_is_as_a_variable_of_keras(strategy, scenario):
+def test_a_table_is_as_a_variable_of_keras(strategy, scenario, nested):
     name = scenario.__name__
+    if nested and name == "jacobian":
+        pytest.skip("an error, which tests/test_gradients.py takes")
+    if nested and is_tpu(strategy):
+        pytest.skip("an error in the lookup, which another test takes")
     if name == "saliency":
         pytest.skip("its sum is of one replica")
-    layer, program = make_program(strategy)
+    layer, program = make_program(strategy, nested)
     steps = steps_of(strategy)
     for batch in steps:
         run(strategy, lambda ids, x: scenario(program, ids, x), batch)

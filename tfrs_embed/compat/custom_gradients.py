@@ -26,14 +26,14 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         result = plain(*args)
         first = tf.nest.flatten(result, expand_composites=True)[0]
         if not isinstance(first, EagerTensor):
-            _move_all(first.graph)
+            move_all(first.graph)
             _move(first.op)
         return result
 
     return with_gradient
 
 
-def _move_all(graph: Any) -> None:
+def move_all(graph: Any) -> None:
     """Makes gradients that others add to a graph, while tracing, end with it.
 
     Keras's optimizers add some in sums over replicas.

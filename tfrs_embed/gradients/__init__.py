@@ -18,7 +18,9 @@ The mechanism:
    `engine.apply_gradients` if all have it.
 5. It returns zero: nothing is left for the model's optimizer.
 6. The backward function of a layer in a `tf.function` of its own is traced
-   once, for all passes. It raises an error.
+   once, for all passes. The weight's value, which is 0 otherwise, tells it
+   while a pass runs whether to update, and the loss scale: see
+   `passes.Trigger`.
 7. `loss_scale` has the loss of a `LossScaleOptimizer` tell the pass, so that
    the tables' gradients are divided by the scale.
 8. `custom_gradients` lets custom gradients end with their graph, and so the

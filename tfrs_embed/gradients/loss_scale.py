@@ -54,6 +54,7 @@ def _noting(method: Any) -> Any:
 def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
     """Returns the loss with a gradient that tells passes its optimizer."""
     ended = False
+    forward = passes.graph()
 
     @custom_gradients.custom_gradient
     def mark(loss: tf.Tensor) -> Any:
@@ -62,10 +63,10 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
                 # A ForwardAccumulator calls this while it records.
                 return gradient
             running = passes.here()
-            # In a function's own gradient the passes are unknown, and no table
-            # can be updated.
-            if running and optimizer not in running[-1].scaled_by:
-                running[-1].scaled_by.append(optimizer)
+            if running:
+                running[-1].scale(optimizer)
+            elif forward != "eager":
+                _refuse_layers(forward)
             return gradient
 
         return tf.identity(loss), backward
@@ -73,3 +74,17 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
     marked = mark(loss)
     ended = True
     return marked
+
+
+def _refuse_layers(graph: Any) -> None:
+    """Raises a NotImplementedError if a function calls a layer with tables.
+
+    The gradient of a function that scales a loss doesn't know the pass.
+    """
+    for layer in passes.layers():
+        if any(passes.same(layer.trigger, v) for v in graph.variables):
+            raise NotImplementedError(
+                f"Layer '{layer.name}' is called in a tf.function that scales "
+                "the loss, and the gradient is taken outside of it. Scale the "
+                "loss in the function that takes the gradient."
+            )

@@ -45,9 +45,11 @@ class TableUpdate:
     def __init__(
         self, name: str, engine: _Engine, trigger: tf.Variable
     ) -> None:
-        self._name = name
+        self.name = name
+        self.trigger = trigger
+        self.is_read = False
         self._engine = engine
-        self._trigger = trigger
+        passes.add(self)
 
     def differentiate(
         self,
@@ -76,7 +78,7 @@ class TableUpdate:
         if not lookup.ended:
             # An accumulator calls backward functions while it records.
             raise NotImplementedError(
-                f"Layer '{self._name}' can't be differentiated forward, by a "
+                f"Layer '{self.name}' can't be differentiated forward, by a "
                 "tf.autodiff.ForwardAccumulator, with respect to its tables. "
                 "Leave the layer's variables out of the accumulator's primals, "
                 "or call the layer with training=False."
@@ -85,15 +87,16 @@ class TableUpdate:
         running = passes.here()
         branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
         in_branch = branch and lookup.graph is not graph
+        own = passes.in_own_gradient()
         if in_branch and not running:
-            # The branch's gradient is traced for the pass that asks for it.
-            running = passes.all_passes()
+            # The branch's gradient is traced for the pass that asks for it,
+            # unless it is part of a function's own gradient.
+            running = [] if own else passes.all_passes()
         elif lookup.graph is not graph and not running:
-            return self._refuse_function(trigger)
-        if not (
-            passes.updates_allowed()
-            and all(p.asks_for(self._trigger) for p in running)
-        ):
+            own = True
+            if save_context.in_save_context() and not passes.all_passes():
+                return self._refuse_export(trigger)
+        if not passes.asked(self, running):
             return tf.zeros_like(trigger)
         self._require_once(lookup, graph, in_branch)
         gradients = [
@@ -102,48 +105,45 @@ class TableUpdate:
                 given, self._engine.features, strict=True
             )
         ]
+        if own:
+            if strategies.in_tpu_replica():
+                raise NotImplementedError(
+                    f"Layer '{self.name}' is called in a tf.function of its "
+                    "own in a TPU's program, which can't be trained. Call the "
+                    "layer in the function that takes the gradient; or with "
+                    "training=False, if its tables are to stay as they are."
+                )
+            # TensorFlow drops what a function's gradient does beside its
+            # results, so the update is one operation that returns one.
+            update = tf.function(
+                lambda: self._apply_if_asked(residuals, gradients, trigger),
+                autograph=False,
+            )
+            return tf.stop_gradient(update())
         if lookup.updated:
             raise RuntimeError(
-                f"Layer '{self._name}': the gradient of one lookup is taken a "
+                f"Layer '{self.name}': the gradient of one lookup is taken a "
                 "second time, by a persistent tape, or by several. Its tables "
                 "are updated in the backward pass, and would be twice. Ask for "
                 "the layer's gradients once, of the sum of all losses; other "
                 "gradients can be taken as often as wanted if the layer's "
                 "variables are not among the sources. See docs/gradients.md."
             )
-        # Inner passes have the loss scale of the outer ones.
-        scaled = next((p.scaled_by for p in running[::-1] if p.scaled_by), [])
-        if len(scaled) > 1:
-            raise ValueError(
-                f"Layer '{self._name}': losses that different "
-                "LossScaleOptimizers scaled are differentiated together, so "
-                "what the tables' gradients are scaled by can't be known. Take "
-                "the gradient of each loss by itself."
-            )
+        optimizer = passes.scaled_by(self, running)
         lookup.updated = True
-        for optimizer in scaled:
+        if optimizer is not None:
             finite = _unscale(gradients, kerases.loss_scale(optimizer))
             if kerases.adapts_scale(optimizer):
                 return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
 
-    def _refuse_function(self, trigger: tf.Tensor) -> tf.Tensor:
-        """Raises a NotImplementedError in a function's own gradient.
+    def _refuse_export(self, trigger: tf.Tensor) -> tf.Tensor:
+        """Raises when the gradient of an exported function runs.
 
-        TensorFlow traces that gradient once, for all passes: it can't depend on
-        their sources. For a SavedModel TensorFlow traces gradients that nothing
-        asks for, so there the error is raised when the gradient runs.
+        For a SavedModel TensorFlow traces gradients that nothing asks for.
         """
-        if not save_context.in_save_context():
-            raise NotImplementedError(
-                f"Layer '{self._name}' is called in a tf.function of its own, "
-                "and a gradient is taken outside of it, by which its tables "
-                "can't be trained. Call the layer in the function that takes "
-                "the gradient; or with training=False, if its tables are to "
-                "stay as they are. See docs/gradients.md."
-            )
-        text = [f"Layer '{self._name}' was exported to serve, not to train."]
+        text = [f"Layer '{self.name}' was exported to serve, not to train."]
         with tf.control_dependencies([tf.debugging.Assert(False, text)]):
             return tf.zeros_like(trigger)
 
@@ -153,7 +153,7 @@ class TableUpdate:
         """Raises a NotImplementedError if a graph may run several times."""
         if in_branch:
             raise NotImplementedError(
-                f"Layer '{self._name}' is called inside a tf.cond or "
+                f"Layer '{self.name}' is called inside a tf.cond or "
                 "tf.while_loop whose gradient is taken from outside; "
                 "TensorFlow can't run a table's update there. Call the "
                 "layer outside of it, or open the tape inside."
@@ -163,11 +163,35 @@ class TableUpdate:
             strategies.in_pfor() or (looped and lookup.graph is not graph)
         ):
             raise NotImplementedError(
-                f"Layer '{self._name}': a Jacobian with respect to its tables, "
+                f"Layer '{self.name}': a Jacobian with respect to its tables, "
                 "or a gradient taken in a loop, would update them many times. "
                 "Leave the layer's variables out of its sources, or call the "
                 "layer with training=False."
             )
+
+    def _apply_if_asked(
+        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
+    ) -> tf.Tensor:
+        """Updates the tables in a function's own gradient, for many passes."""
+        gradients = [tf.identity(g) for g in gradients]
+        with tf.control_dependencies(gradients):
+            said = passes.read(self)
+        text = (
+            f"Layer '{self.name}' is called in a tf.function of its own, whose "
+            "gradient is taken without saying whether it asks for the layer's "
+            "tables: by tf.gradients, a tf.autodiff.ForwardAccumulator around "
+            "the function, or in a function loaded from a SavedModel. Take it "
+            "by a tape, call the layer in the function that takes the "
+            "gradient, or with training=False. See docs/gradients.md."
+        )
+        known = tf.debugging.Assert(tf.not_equal(said, 0.0), [text])
+        with tf.control_dependencies([known]):
+            asked = tf.not_equal(said, passes.NOT_ASKED)
+        good = _unscale(gradients, tf.abs(said)) | (said > 0)
+        skipped = tf.where(asked, float("inf"), 0.0)
+        return self._apply_if(
+            asked & good, residuals, gradients, trigger, skipped
+        )
 
     def _apply_if(
         self,
@@ -175,20 +199,23 @@ class TableUpdate:
         residuals: Any,
         gradients: list[tf.Tensor],
         trigger: tf.Tensor,
+        skipped: Any = float("inf"),
     ) -> tf.Tensor:
-        """Updates the tables if a scalar bool is true on all replicas."""
+        """Updates the tables if a scalar bool is true on all replicas.
+
+        Otherwise it returns `skipped`. If the loss scale was too large, Keras
+        skips the step and lowers the scale. An infinite gradient tells Keras.
+        """
 
         def update() -> tf.Tensor:
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
 
-        # If the loss scale was too large, Keras skips the step and lowers the
-        # scale. An infinite gradient tells Keras.
-        infinite = tf.fill(tf.shape(trigger), float("inf"))
+        skipped = tf.fill(tf.shape(trigger), skipped)
         together = self._engine.together
         if together:
             good = together.all_agree(good)
-        return tf.cond(good, update, lambda: infinite)
+        return tf.cond(good, update, lambda: skipped)
 
 
 def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
