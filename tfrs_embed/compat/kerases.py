@@ -6,7 +6,9 @@ Only layers import a Keras. Initializers and optimizers may be of either.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +19,18 @@ KERAS_3 = "keras"
 
 #: The names of both.
 NAMES = (TF_KERAS, KERAS_3)
-#: The module with this library's layers of Keras 3.
+#: The modules with this library's layers.
+_LAYERS_OF_TF_KERAS = "tfrs_embed.layers.keras2"
 _LAYERS_OF_KERAS_3 = "tfrs_embed.layers.keras3"
+# The names of the layers in files, and their package there.
+_LAYERS = (
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "DynamicEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+)
+_PACKAGE = "tfrs_embed"
 
 
 def loaded() -> list[Any]:
@@ -56,6 +68,76 @@ def default() -> Any:
     if TF_KERAS not in sys.modules and _LAYERS_OF_KERAS_3 in sys.modules:
         return importlib.import_module(KERAS_3)
     return importlib.import_module(TF_KERAS)
+
+
+def register_layers() -> None:
+    """Makes each Keras find this library's layers in files, once imported."""
+    _when_imported(
+        TF_KERAS, lambda: importlib.import_module(_LAYERS_OF_TF_KERAS)
+    )
+    _when_imported(KERAS_3, _register_later)
+
+
+def register(keras: Any) -> Any:
+    """Returns the decorator that registers a layer of this library."""
+
+    def decorate(layer: Any) -> Any:
+        # tf_keras refuses to register a name twice.
+        keras.saving.get_custom_objects().pop(f"{_PACKAGE}>{layer.__name__}", 0)
+        made = keras.saving.register_keras_serializable(_PACKAGE)
+        return made(layer)
+
+    return decorate
+
+
+def _register_later() -> None:
+    """Registers classes that import the layers of Keras 3 when one is loaded.
+
+    TensorFlow imports Keras 3, and few of these programs have our layers of it.
+    """
+    keras = sys.modules[KERAS_3]
+    if _LAYERS_OF_KERAS_3 in sys.modules:
+        return
+    for name in _LAYERS:
+
+        def from_config(config: Any, name: str = name) -> Any:
+            layers = importlib.import_module(_LAYERS_OF_KERAS_3)
+            return getattr(layers, name).from_config(config)
+
+        methods = {"from_config": staticmethod(from_config)}
+        register(keras)(type(name, (keras.layers.Layer,), methods))
+
+
+def _when_imported(name: str, then: Callable[[], Any]) -> None:
+    """Calls a function now, or right after the program imports a package.
+
+    Keras has no hook for the names of a file's layers, and without them
+    tf_keras 2.21 ends in "'str' object is not callable" (November 2026). The
+    public way, importing the package here, takes seconds of each program.
+    """
+    if name in sys.modules:
+        then()
+        return
+
+    class Finder:
+        @staticmethod
+        def find_spec(wanted: str, *_: Any) -> Any:
+            if wanted != name:
+                return None
+            sys.meta_path.remove(Finder)
+            spec = importlib.util.find_spec(name)
+            loader: Any = spec and spec.loader
+            if loader is not None:
+                execute = loader.exec_module
+
+                def execute_and_call(module: Any) -> None:
+                    execute(module)
+                    then()
+
+                loader.exec_module = execute_and_call
+            return spec
+
+    sys.meta_path.insert(0, Finder)
 
 
 def is_initializer(value: Any) -> bool:
