@@ -623,7 +623,8 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
             )
         return number
     try:
-        ids = np.unique(np.asarray(list(value), None if len(value) else int))
+        empty = not isinstance(value, str) and not len(value)
+        ids = np.unique(np.asarray(list(value), int if empty else None))
     except (TypeError, ValueError):
         ids = np.empty([0])
     if ids.dtype.kind not in "iu":
