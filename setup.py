@@ -89,6 +89,7 @@ setup(
         f"tensorflow{TENSORFLOW}",
         # Each release asks for the TensorFlow it matches.
         f"tf-keras{TENSORFLOW}",
+        "wrapt",
     ],
     extras_require=EXTRAS,
     # setuptools' own choice, build/, is Bazel's BUILD where case is ignored.

@@ -103,8 +103,10 @@ class Table:
 class Reference:
     """Tables looked up and trained one id and one row at a time."""
 
-    def __init__(self, features, tables, invalid_ids="error"):
+    def __init__(self, features, tables, invalid_ids="error", by_sample=False):
+        self.by_sample = by_sample  # As keras_rs does with dense ids.
         self.features = features
+        self.unweighted = set()  # Features that have weights only if combined.
         self.tables = tables
         self.invalid_ids = invalid_ids
         self.step = 0
@@ -180,10 +182,19 @@ class Reference:
         assert self.invalid_ids == "zero" or valid == bags
         return valid
 
-    def gains(self, feature, bag):
+    def is_combined(self, feature, ids):
+        """Whether the combiner makes one vector of a bag's ids."""
+        if feature.combiner is None or feature.max_sequence_length:
+            return False
+        rank = len(feature.output_shape or ())
+        if isinstance(ids, np.ndarray):
+            return self.by_sample or rank == ids.ndim - 1 > 0
+        return rank < 2
+
+    def gains(self, feature, ids, bag):
         """What each id's row is multiplied by in its bag's vector."""
         combiner = self.tables[feature.table].combiner
-        if feature.combiner is None:
+        if not self.is_combined(feature, ids):
             combiner = "sum"
         total = {
             "sum": 1.0,
@@ -201,7 +212,7 @@ class Reference:
             shape, bags = self.bags(name, ids[name], weights[name])
             vectors = np.zeros((len(bags), table.rows.shape[1]))
             for b, bag in enumerate(bags):
-                gains = self.gains(feature, bag)
+                gains = self.gains(feature, ids[name], bag)
                 for (i, _), gain in zip(bag, gains, strict=True):
                     vectors[b] += gain * table.rows[i]
             outputs[name] = vectors.reshape(*shape, table.rows.shape[1])
@@ -216,7 +227,7 @@ class Reference:
             gradient = np.asarray(gradients[name], np.float64)
             gradient = gradient.reshape(len(bags), table.rows.shape[1])
             for b, bag in enumerate(bags):
-                gains = self.gains(feature, bag)
+                gains = self.gains(feature, ids[name], bag)
                 for (i, _), gain in zip(bag, gains, strict=True):
                     row = sums[feature.table].setdefault(
                         i, np.zeros(table.rows.shape[1])

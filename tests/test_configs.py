@@ -43,6 +43,37 @@ def make_layer(feature_config, threshold=0):
 # A table.
 
 
+@pytest.mark.parametrize("value", ["", "12", b"ab".decode()])
+def test_hot_rows_are_no_text(value):
+    with pytest.raises(TypeError, match="'user': hot_rows must be integers"):
+        table(hot_rows=value)
+
+
+@pytest.mark.parametrize("value", [1, "no", None, object()])
+def test_flags_of_layers_are_bools(value):
+    name = "pipeline_execution_with_tensor_core"
+    for kind in (PartialTPUEmbedding, tfrs_embed.DistributedEmbedding):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            kind(feature(), optimizer="sgd", **{name: value})
+    with pytest.raises(TypeError, match="update_stats must be True or False"):
+        tfrs_embed.DistributedEmbedding(feature(), update_stats=value)
+
+
+@pytest.mark.parametrize("place", ["auto", "row", "replicated"])
+def test_the_optimizer_of_a_table_trains_it_in_every_placement(place):
+    config = table(initializer="ones", placement=place, optimizer=new.SGD(1.0))
+    layer = PartialTPUEmbedding(feature(table=config), None)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1])))
+    tape.gradient(loss, layer.trainable_variables)
+    np.testing.assert_array_equal(tables_of(layer)["user"][:3, 0], [1, 0, 1])
+
+
+def test_a_layer_without_an_optimizer_warns_that_the_model_trains_tables():
+    with pytest.warns(UserWarning, match=r"optimizer trains .*\['user'\]"):
+        PartialTPUEmbedding(feature(), None)
+
+
 @pytest.mark.parametrize("name", ["", None, 3])
 def test_a_table_needs_a_name(name):
     with pytest.raises(TypeError, match=rf"table's name .*{name!r}"):

@@ -86,7 +86,7 @@ def make_reference(start, names):
             start[table], combiner, rule, settings, lambda step: RATE
         )
     features = {name: reference.Feature(FEATURES[name][0]) for name in names}
-    return reference.Reference(features, tables)
+    return reference.Reference(features, tables, by_sample=True)
 
 
 def make_steps(chips, steps, seed=1):

@@ -101,7 +101,6 @@ import sys
 import tfrs_embed
 layers = "tfrs_embed.layers.keras2"
 assert (layers in sys.modules) == ("tf_keras" in sys.modules)
-assert not [f for f in sys.meta_path if "tfrs_embed" in type(f).__module__]
 import tf_keras
 if sys.argv[2] == "named":
     tfrs_embed.PartialTPUEmbedding
@@ -286,3 +285,36 @@ def test_an_older_keras_3_or_another_backend_is_an_error():
     assert "here is 3.11.3" in old
     assert "tfrs_embed.keras3 needs Keras 3 on TensorFlow" in backend
     assert "KERAS_BACKEND=tensorflow" in backend
+
+
+SAVE_IN_ONE = """
+import sys, importlib
+keras = importlib.import_module(sys.argv[1])
+import tfrs_embed
+layers = tfrs_embed.keras3 if sys.argv[1] == "keras" else tfrs_embed
+table = tfrs_embed.TableConfig("t", 20, 4)
+layer = layers.PartialTPUEmbedding(tfrs_embed.FeatureConfig("f", table), "sgd")
+ids = keras.Input([], dtype="int64")
+model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+for kind in (".keras", ".h5"):
+    model.save(sys.argv[2] + kind)
+"""
+LOAD_IN_ANOTHER = """
+import sys, importlib
+import tfrs_embed
+keras = importlib.import_module(sys.argv[1])
+for kind in (".keras", ".h5"):
+    model = keras.models.load_model(sys.argv[2] + kind)
+    assert type(model.layers[1]).__module__ == sys.argv[3]
+"""
+
+
+@pytest.mark.parametrize(
+    ("keras", "layers"), [("keras", "keras3"), ("tf_keras", "keras2")]
+)
+def test_a_keras_imported_later_finds_the_layers_of_a_file(
+    keras, layers, tmp_path
+):
+    path = str(tmp_path / "model")
+    require(SAVE_IN_ONE, keras, path)
+    require(LOAD_IN_ANOTHER, keras, path, f"tfrs_embed.layers.{layers}")

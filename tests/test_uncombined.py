@@ -145,6 +145,53 @@ def test_weights_multiply_vectors_whatever_the_combiner(kind, combiner):
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("threshold", [0, None])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_weights_multiply_vectors_of_dense_ids_and_sequences(
+    threshold, combiner, graph
+):
+    table = TableConfig("t", 4, 2, combiner=combiner)
+    wide = {"max_sequence_length": 4}
+    options = {"a": {}, "b": wide, "c": wide, "d": {"output_shape": (1, 3, 2)}}
+    layer = layers.PartialTPUEmbedding(
+        {name: FeatureConfig(name, table, **o) for name, o in options.items()},
+        "sgd",
+        size_threshold=threshold,
+    )
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    layer.load_tables({"t": rows})
+    ids, weights = [[1, 2, 0]], [[10.0, 100.0, 0.5]]
+    expected = rows[ids] * np.array(weights)[..., None]
+    call = tf.function(layer) if graph else layer
+    found = call(
+        {
+            name: tf.ragged.constant(ids) if name == "c" else tf.constant(ids)
+            for name in options
+        },
+        {
+            name: tf.ragged.constant(weights)
+            if name == "c"
+            else tf.constant(weights)
+            for name in options
+        },
+    )
+    for name, vectors in found.items():
+        np.testing.assert_allclose(vectors[:, :3], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("width", [None, 1])
+def test_a_mean_of_one_id_has_no_weight_where_samples_are_combined(width):
+    # As in keras_rs.
+    table = TableConfig("t", 4, 2)
+    layer = layers.DistributedEmbedding(FeatureConfig("f", table))
+    ids, weights = tf.constant([1, 2]), tf.constant([10.0, -3.0])
+    if width:
+        ids, weights = ids[:, None], weights[:, None]
+    rows = tables_of(layer)["t"]
+    np.testing.assert_allclose(layer(ids, weights), rows[[1, 2]], rtol=1e-6)
+
+
 @KINDS
 def test_absent_ids_have_zeros(kind):
     layer = make_layer(kind, invalid_ids="zero")

@@ -15,8 +15,6 @@ The layers are those of tf_keras; `tfrs_embed.keras3` has those of Keras 3.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import TYPE_CHECKING
 
 from tfrs_embed import checkpoint, kernels, optimizers
@@ -143,8 +141,5 @@ lazy.import_later(
     ),
 )
 
-
-# tf_keras finds a saved model's layers by name, once they are imported. With
-# TF_USE_LEGACY_KERAS=1 TensorFlow has imported tf_keras.
-if kerases.TF_KERAS in sys.modules:
-    importlib.import_module("tfrs_embed.layers.keras2")
+# A Keras loads a saved model's layers by their registered names.
+kerases.register_layers()

@@ -105,7 +105,15 @@ def build(engine, tables=None, per_table=False, **options):
             for name, case in tables.items()
         },
         options.get("invalid_ids", "error"),
+        layer_class is layers.DistributedEmbedding,
     )
+    # These places refuse weights of ids that aren't combined.
+    reference.unweighted = {
+        name
+        for name, feature in described.items()
+        if places[feature.table] in ("SparseCore", "TPU embedding core")
+        and tables[feature.table].combiner != "sum"
+    }
     return layer, reference
 
 
@@ -181,7 +189,12 @@ def make_step(rng, reference, weighted, batch=BATCH):
     for name, feature in reference.features.items():
         rows = len(reference.tables[feature.table].rows) + beyond
         ids[name] = make_ids(rng, kind_of(name), rows, low, batch)
-        weights[name] = make_weights(rng, ids[name]) if weighted else None
+        weights[name] = None
+        if weighted and (
+            name not in reference.unweighted
+            or reference.is_combined(feature, ids[name])
+        ):
+            weights[name] = make_weights(rng, ids[name])
     for name, output in reference.lookup(ids, weights).items():
         gradients[name] = rng.normal(size=output.shape).astype(np.float32)
     return ids, weights, gradients

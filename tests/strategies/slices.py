@@ -142,6 +142,7 @@ class Slice:
                 name: Table(self.table(name), combiner, rule, settings, rate)
                 for name, (rule, settings, *_, combiner) in self.tables.items()
             },
+            by_sample=True,
         )
 
     def _make_embedding(self, config):

@@ -184,9 +184,9 @@ def assign(
         strategy: the strategy under which tables are created.
         embedding_feature: the embedding hardware to use in place of a TPU's
             own; UNSUPPORTED leaves it unused.
-        keras_trains: whether small tables are Keras's variables, which the
-            model's optimizer trains. Otherwise an engine copies them to each
-            replica.
+        keras_trains: whether small tables without an optimizer of their own are
+            Keras's variables, which the model's optimizer trains. An engine
+            copies other small tables to each replica.
 
     Raises:
         ValueError: the strategy or the TPU lacks the requested place or
@@ -197,11 +197,14 @@ def assign(
     assigned = {}
     for table in spec.tables:
         sharding, reason = _assign(table, size_threshold, strategy, tpu)
-        if sharding is ShardingType.KERAS and not keras_trains:
+        own = keras_trains and table.optimizer is not None
+        if sharding is ShardingType.KERAS and (own or not keras_trains):
             sharding = ShardingType.DATA_PARALLEL
             if tpu is not None:
                 sharding = ShardingType.TPU_REPLICATED
-            sharding, reason = _engine(table, strategy, sharding, reason)
+            reason += ", own optimizer" if own else ""
+            leave = "; without one the model's optimizer trains it" * own
+            sharding, reason = _engine(table, strategy, sharding, reason, leave)
         if sharding in _ON_TPUS.values():
             require_float32(table, f"on TPUs ({sharding.value})")
         if sharding is ShardingType.KERAS:

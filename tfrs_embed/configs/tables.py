@@ -375,6 +375,8 @@ class FeatureSpec:
             output_shape is [batch, length], or one of batch * length bags;
             None: decided by the number of rows.
         hashing: turns ids into rows; None: ids are rows' numbers.
+        by_sample: whether dense ids of the output's shape are samples of one id
+            each, which the combiner takes; else they aren't combined.
     """
 
     name: str
@@ -385,6 +387,7 @@ class FeatureSpec:
     batch_size: int | None = None
     sequences: bool | None = None
     hashing: Hashing | None = None
+    by_sample: bool = False
 
     def __str__(self) -> str:
         return f"Feature '{self.name}' (table '{self.table.name}')"
@@ -620,7 +623,8 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
             )
         return number
     try:
-        ids = np.unique(np.asarray(list(value), None if len(value) else int))
+        empty = not isinstance(value, str) and not len(value)
+        ids = np.unique(np.asarray(list(value), int if empty else None))
     except (TypeError, ValueError):
         ids = np.empty([0])
     if ids.dtype.kind not in "iu":

@@ -25,7 +25,7 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
         output = (None, feature.max_sequence_length)
     elif output is None:
         output = (None, *(declared or ())[1:-1])
-    combined = dataclasses.replace(feature, output_shape=output)
+    combined = dataclasses.replace(feature, output_shape=output, by_sample=True)
     if not isinstance(feature.source, FeatureConfig):
         return combined
     shape = feature.source.output_shape or (None,)

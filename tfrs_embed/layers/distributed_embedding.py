@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import strategies
+from tfrs_embed.compat.arguments import flag
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
@@ -153,8 +154,9 @@ class DistributedEmbedding(TableLayer):
         super().__init__(**kwargs)
         arguments = TableArguments(
             optimizer=optimizer,
-            pipeline_execution_with_tensor_core=bool(
-                pipeline_execution_with_tensor_core
+            pipeline_execution_with_tensor_core=flag(
+                pipeline_execution_with_tensor_core,
+                "pipeline_execution_with_tensor_core",
             ),
             size_threshold=size_threshold,
             sparse_core_embedding_config=sparse_core_embedding_config,
@@ -163,7 +165,7 @@ class DistributedEmbedding(TableLayer):
             plan=plan,
             communication_dtype=communication_dtype,
             table_stacking=copy.deepcopy(table_stacking),
-            update_stats=bool(update_stats),
+            update_stats=flag(update_stats, "update_stats"),
         )
         spec = configs.parse(feature_configs, self._keras)
         template = spec.structure.template

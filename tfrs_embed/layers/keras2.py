@@ -84,7 +84,7 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
         return super()._tracking_metadata
 
 
-_register = tf_keras.saving.register_keras_serializable("tfrs_embed")
+_register = kerases.register(tf_keras)
 
 
 @_register

@@ -255,7 +255,7 @@ def _check_strategy(kind: str, name: str | None) -> None:
         )
 
 
-_register = keras.saving.register_keras_serializable("tfrs_embed")
+_register = kerases.register(keras)
 
 
 @_register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed.compat.arguments import integer_or_none
+from tfrs_embed.compat.arguments import flag, integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
@@ -24,9 +24,10 @@ class PartialTPUEmbedding(TableLayer):
 
     Tables with more than `size_threshold` rows are large: an engine for the
     hardware holds them, and updates just the rows that a step touches, with
-    the table's own optimizer. The others are Keras `Embedding` layers, trained
-    by the model's optimizer. Shapes, combiners and errors are the same for
-    both; `placement` says which table is where.
+    the table's own optimizer or the layer's. The others are Keras `Embedding`
+    layers, trained by the model's optimizer, unless their `TableConfig` has an
+    optimizer: an engine then holds them, too. Shapes, combiners and errors are
+    the same for all; `placement` says which table is where.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -48,7 +49,8 @@ class PartialTPUEmbedding(TableLayer):
             `tf.tpu.experimental.embedding` optimizer, or one of
             `tfrs_embed.optimizers`; or the name of one, such as "adagrad" (see
             `tfrs_embed.types.OptimizerName`). None: such tables have no slots
-            and are not trained.
+            and are not trained; a warning names small tables, which the model's
+            optimizer trains. `trainable=False` keeps all tables as they are.
         pipeline_execution_with_tensor_core: whether SparseCores overlap the
             tables' updates with the next training step, within a loop on the
             device. Lookup i of the loop then sees its updates of steps 0 to
@@ -57,7 +59,8 @@ class PartialTPUEmbedding(TableLayer):
             tables for it where neither an output_shape nor the first call
             gives a size; other devices don't read it.
         size_threshold: number of rows above which a table is large. 0 or -1
-            makes every table large, None no table.
+            makes every table large, None no table. It is not read for tables
+            whose `TableConfig` has an optimizer.
         sparse_core_embedding_config: a
             `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`, as
             `tfrs_embed.sparsecore.compute_limits` makes it. Read on SparseCores
@@ -71,8 +74,9 @@ class PartialTPUEmbedding(TableLayer):
             combiners leave it out.
         plan: the result of `tfrs_embed.plan` for these tables and this number
             of replicas. It places each table, and overrules size_threshold and
-            the table's own placement. Tables that it replicates are Keras
-            layers, which the model's optimizer trains. Not read on one replica.
+            the table's own placement. Tables that it replicates, without an
+            optimizer of their own, are Keras layers, which the model's
+            optimizer trains. Not read on one replica.
         communication_dtype: the dtype that rows, vectors and gradients are sent
             as, of tables that are spread over replicas or copied to them:
             "float32", "bfloat16" or "float16". Tables, slots and sums stay
@@ -139,8 +143,9 @@ class PartialTPUEmbedding(TableLayer):
         super().__init__(**kwargs)
         arguments = TableArguments(
             optimizer=optimizer,
-            pipeline_execution_with_tensor_core=bool(
-                pipeline_execution_with_tensor_core
+            pipeline_execution_with_tensor_core=flag(
+                pipeline_execution_with_tensor_core,
+                "pipeline_execution_with_tensor_core",
             ),
             size_threshold=size_threshold,
             sparse_core_embedding_config=sparse_core_embedding_config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -109,6 +110,10 @@ class TableHolder(Layer):
                 stacking, spec.tables, converted
             )
         optimizers = {t.name: converted[t.name] for t in large}
+        small = [t.name for t in spec.tables if t not in large]
+        threshold = arguments.size_threshold
+        if small and arguments.optimizer is None is not threshold:
+            self._warn_of_training(small)
         self.supports_masking = any(
             f.max_sequence_length for f in spec.features
         )
@@ -157,6 +162,18 @@ class TableHolder(Layer):
         for feature in spec.features:
             if feature.hashing is not None:
                 self.tables[feature.table.name].hashed_by = str(feature)
+
+    def _warn_of_training(self, small: list[str]) -> None:
+        """Warns that the model trains small tables if the layer doesn't."""
+        if self.trainable:
+            warnings.warn(
+                f"Layer '{self.name}': optimizer=None keeps large tables as "
+                "they are, but the model's optimizer trains the small or "
+                f"replicated tables {small}. trainable=False keeps all tables "
+                "as they are. size_threshold=None says that the model's "
+                "optimizer is to train them.",
+                stacklevel=4,
+            )
 
     def _make_engine(
         self,

@@ -132,7 +132,7 @@ def _group(
         ids = tf.cast(ids, id_dtype(table))
     # One id of weight 1: every combiner gives the row itself. A weight
     # multiplies the row of an id that isn't combined.
-    alone = weights is None or not parsed.feature.combined
+    alone = weights is None or not parsed.combined
     single = alone and bag_size == 1
     if table.combiner == "sum" or single or bare:
         scale = None

@@ -41,6 +41,8 @@ class ParsedIds:
         may_be_absent: whether ids may be absent: ids outside the table, and -1
             among hashed ids.
         hashed: whether hashing made the ids, so that they need no check.
+        combined: whether the table's combiner makes one vector of a bag's ids.
+            Else each id has a vector, which its weight multiplies.
     """
 
     feature: FeatureSpec
@@ -54,6 +56,7 @@ class ParsedIds:
     splits: tf.Tensor | None = None
     may_be_absent: bool = False
     hashed: bool = False
+    combined: bool = False
 
     def flatten(self, constants: Constants) -> None:
         """Reshapes the ids to [n]."""
@@ -121,8 +124,11 @@ def _parse_dense(
     outer, laid_out = shape[: len(wanted)], static[: len(wanted)]
     require_output_shape(feature, checks, outer, laid_out)
     laid_out = laid_out.merge_with(tf.TensorShape(wanted))
+    # A sample with one id is a bag, too, where all samples are combined.
+    several = rank > len(wanted)
     parsed = ParsedIds(feature, ids, None, weights, outer, laid_out)
-    if rank == len(wanted):
+    parsed.combined = several or (feature.by_sample and not length)
+    if not several:
         return parsed
     # Bags of unknown length, or without ids, are not even.
     parsed.max_bag_size = static[-1] or None
@@ -200,7 +206,15 @@ def _parse_rows(
 
     def by_row(shape: Any, static: tf.TensorShape) -> ParsedIds:
         return ParsedIds(
-            feature, ids.values, row, weights, shape, static, None, None, splits
+            feature,
+            ids.values,
+            row,
+            weights,
+            shape,
+            static,
+            max_bag_size=None,
+            splits=splits,
+            combined=True,
         )
 
     if wanted in (None, (None,)) and not length:

@@ -229,6 +229,15 @@ class TPUEngine(Engine, FixedBatches):
         self, bags: Sequence[BaggedIds]
     ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
         """Each feature's ids and weights by sample, made on the host."""
+        for feature, each in zip(self.features, bags, strict=True):
+            combiner = feature.table.combiner
+            if combiner != "sum" and each.weights is not None is each.scale:
+                raise ValueError(
+                    f"{feature}: these ids aren't combined, and TPUs would "
+                    f"divide their weights by themselves (combiner="
+                    f"'{combiner}'): give the table combiner='sum', with which "
+                    "a weight multiplies its id's vector."
+                )
         rows = [
             on_host(as_ragged, each, samples)
             for each, samples in zip(bags, self._padded(), strict=True)
