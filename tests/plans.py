@@ -16,6 +16,9 @@ from nightly import ALL
 
 TESTS = pathlib.Path(__file__).parent
 
+#: The folders of tests that some process without a strategy runs.
+FOLDERS = ("abilities", "conformance")
+
 #: From what runs most often to what runs least.
 TIERS = ("test", "more", "nightly")
 
@@ -164,7 +167,7 @@ def files(process):
     named = re.compile(rf'\bon\(.*"{re.escape(process)}"', re.DOTALL)
     return [
         str(path.relative_to(TESTS))
-        for folder in ("conformance", *(["strategies"] if strategy else []), "")
+        for folder in FOLDERS + (("strategies",) if strategy else ()) + ("",)
         for path in sorted((TESTS / folder).glob("test_*.py"))
         if named.search(path.read_text(encoding="utf-8"))
     ]
