@@ -279,10 +279,12 @@ def trainer(strategy, layer, training=True, mode="function"):
             [batch[i] for batch in batches] for i in range(3)
         )
         given = [distribute(strategy, values) for values in (ids, gradients)]
-        if weights[0][next(iter(weights[0]))] is None:
-            spread = {k: None for k in weights[0]}
-        else:
-            spread = distribute(strategy, weights)
+        names = [
+            name for name, values in weights[0].items() if values is not None
+        ]
+        present = [{k: each[k] for k in names} for each in weights]
+        spread = dict.fromkeys(weights[0])
+        spread |= distribute(strategy, present) if names else {}
         return local(strategy, on_all(given[0], spread, given[1]))
 
     return step
