@@ -233,7 +233,7 @@ def test_layer_round_trip(tmp_path):
     )
     assert other(ids).dtype == tf.bfloat16
     assert other.layers[-1].get_config() == layer.get_config()
-    assert layer.compute_output_shape((None, 3)).as_list() == [None, 2]
+    assert tuple(layer.compute_output_shape((None, 3))) == (None, 2)
 
 
 @on("keras:3")
@@ -246,6 +246,45 @@ def test_layer_needs_positive_dimensions(dims):
 def test_mask_zero_and_combiner_exclude_each_other():
     with pytest.raises(ValueError, match="mask_zero"):
         layers.Embedding(3, 2, mask_zero=True, combiner="sum")
+
+
+def masked_model(make, kind):
+    """A model of one kind that takes the mean of ids other than 0."""
+    layer = make(10, 2, mask_zero=True)
+    mean = keras.layers.GlobalAveragePooling1D()
+    if kind == "sequential":
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), layer, mean]
+        )
+    elif kind == "functional":
+        ids = keras.Input((3,), dtype="int32")
+        model = keras.Model(ids, mean(layer(ids)))
+    else:
+
+        class Model(keras.Model):
+            def call(self, ids):
+                return mean(layer(ids))
+
+        model = Model()
+        model.layer = layer
+    model(np.zeros([1, 3], "int32"))
+    layer.set_weights([TABLE])
+    return model
+
+
+@on("keras:3")
+@pytest.mark.parametrize("kind", ["sequential", "functional", "subclass"])
+def test_layers_behind_mask_zero_leave_out_id_0_as_with_keras(kind):
+    ids = np.array([[3, 0, 0], [1, 2, 0], [0, 5, 4]], "int32")
+    ours = masked_model(layers.Embedding, kind)
+    expected = masked_model(keras.layers.Embedding, kind).predict(
+        ids, verbose=0
+    )
+    np.testing.assert_allclose(expected[0], TABLE[3], rtol=1e-6)
+    np.testing.assert_allclose(ours(ids), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        ours.predict(ids, verbose=0), expected, rtol=1e-6
+    )
 
 
 # Imports the package, restores a table into a plain variable, which must fail,

@@ -951,6 +951,108 @@ def test_dense_ids_of_a_sequence_are_cut_and_padded_as_ragged_ones(kind, width):
         assert ragged[name]._keras_mask.numpy().tolist() == held
 
 
+@only_keras_2("has no SavedModel that calls layers' saved functions")
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_loaded_saved_model_masks_sequences(ragged, tmp_path):
+    layer = sequences("both", invalid_ids="zero")
+    inputs = {
+        "history": keras.Input((None,), dtype=tf.int64, ragged=ragged),
+        "genres": keras.Input((3,), dtype=tf.int64),
+        "user": keras.Input((), dtype=tf.int64),
+    }
+    found = layer(inputs)
+    mean = keras.layers.GlobalAveragePooling1D()
+    model = keras.Model(
+        inputs,
+        [mean(found["history"]), mean(found["genres"]), found["user"]],
+    )
+    dense = RAGGED.to_tensor(-1)[:, :3]
+    ids = {
+        "history": RAGGED if ragged else dense,
+        "genres": dense,
+        "user": tf.constant([1, 2, 3], tf.int64),
+    }
+    vectors = layer(ids)
+    tf.saved_model.save(model, str(tmp_path))
+    outputs = tf.saved_model.load(str(tmp_path))(ids)
+    for output, name in zip(outputs[:2], ("history", "genres"), strict=True):
+        expected = [
+            vectors[name][i, :n].numpy().mean(0)
+            for i, n in enumerate([2, 1, 3])
+        ]
+        assert_close(output, expected)
+
+
+@on("keras:3")
+@pytest.mark.parametrize("kind", ROUTES)
+def test_shapes_without_tables_are_those_of_a_call(kind):
+    layer = sequences(kind)
+    inputs = {
+        "history": tf.constant([[1, 2, 3, 4, 5]] * 2),
+        "genres": tf.constant([[1, 2]] * 2),
+        "user": tf.constant([[1, 2, 3]] * 2),
+    }
+    found = layer.compute_output_shape({k: v.shape for k, v in inputs.items()})
+    assert not layer.weights
+    expected = {k: tuple(v.shape) for k, v in layer(inputs).items()}
+    assert {k: tuple(v) for k, v in found.items()} == expected
+    unknown = layer.compute_output_shape(
+        {"history": (None, 5), "genres": (None, 2), "user": (None, 3)}
+    )
+    assert {k: tuple(v) for k, v in unknown.items()} == {
+        k: (None, *shape[1:]) for k, shape in expected.items()
+    }
+
+
+ONE_FEATURE = {
+    "Embedding": lambda: layers.Embedding(9, 4),
+    "large": lambda: fronts.layer_of_one_table("sgd", 9, 4),
+    "small": lambda: layers.PartialTPUEmbedding(
+        FeatureConfig("f", TableConfig("t", 9, 4)), "sgd"
+    ),
+    "distributed": lambda: fronts.layer_of_one_table(
+        "sgd", 9, 4, kind=layers.DistributedEmbedding
+    ),
+    "dynamic": lambda: layers.DynamicEmbedding(4, input_dim=9),
+}
+
+
+@on("keras:3")
+@pytest.mark.parametrize("kind", ONE_FEATURE)
+def test_time_distributed_layers_have_the_vectors_of_the_layer(kind):
+    layer = ONE_FEATURE[kind]()
+    outer = keras.layers.TimeDistributed(layer)
+    shape = tuple(outer.compute_output_shape((None, 2, 3)))
+    inputs = keras.Input((2, 3), dtype="int64")
+    model = keras.Model(inputs, outer(inputs))
+    ids = np.arange(12).reshape(2, 2, 3) % 9
+    expected = np.stack([layer(ids[:, i]) for i in range(2)], 1)
+    assert shape == tuple(model.output_shape) == (None, *expected.shape[1:])
+    np.testing.assert_array_equal(model(ids), expected)
+
+
+@only_keras_3("stateless_call is Keras 3's")
+@on("keras:3")
+def test_stateless_call_looks_up_the_given_values_or_says_that_it_cannot():
+    layer = ONE_FEATURE["small"]()
+    layer(tf.constant([0]))
+    values = np.arange(36, dtype="float32").reshape(9, 4)
+    given = [tf.constant(values) for _ in layer.trainable_variables]
+    [vectors, _] = [*layer.stateless_call(given, [], tf.constant([2, 5]))]
+    np.testing.assert_array_equal(vectors, values[[2, 5]])
+    layer = ONE_FEATURE["large"]()
+    layer(tf.constant([0]))
+    weights = [
+        [tf.convert_to_tensor(each.value) for each in variables]
+        for variables in (
+            layer.trainable_variables,
+            layer.non_trainable_variables,
+        )
+    ]
+    with pytest.raises(NotImplementedError, match=r"'t'.*stateless_call can't"):
+        layer.stateless_call(*weights, tf.constant([2, 5]))
+
+
 SIX_ROWS = [[1, 2], [3], [], [4, 0], [5, 5, 6], [7]]
 
 

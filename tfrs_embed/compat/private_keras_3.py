@@ -13,7 +13,8 @@ import tensorflow as tf
 
 try:
     # While Keras traces a model for its shapes it postpones variables. Tables
-    # must exist when their layer is built.
+    # must exist when their layer is built. A table can't have the values that
+    # `stateless_call` is given.
     from keras.src.backend.common import global_state
 
     # `build`: as Keras traces a model whose parts it builds.
@@ -59,6 +60,12 @@ def creating_variables() -> Iterator[None]:
 def traces_shapes() -> bool:
     """Whether Keras is calling a model with placeholders, for its shapes."""
     return global_state.get_global_attribute(_TRACING) is not None
+
+
+def gives_value(weight: Any) -> bool:
+    """Whether Keras's `stateless_call` has another value for a weight."""
+    scope = global_state.get_global_attribute(_SCOPE)
+    return scope is not None and scope.get_current_value(weight) is not None
 
 
 def mark_table(weight: Any) -> None:

@@ -228,7 +228,7 @@ class All2AllDenseEmbedding(TableLayer):
         self.compute_output_shape(keys.shape)
         return super().call(keys, training=training)
 
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """The input's shape + [embedding_vec_size].
 
         Raises:
@@ -248,7 +248,8 @@ class All2AllDenseEmbedding(TableLayer):
                 f"Layer '{self.name}': keys must have the shape {text}, got "
                 f"{shape}. tf.ensure_shape gives keys of unknown rank a shape."
             )
-        return shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
+        shape = shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
+        return self._as_shape(shape)
 
     def _describe(self) -> Facts:
         facts, given = super()._describe(), self._arguments.given

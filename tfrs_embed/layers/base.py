@@ -35,6 +35,8 @@ class Layer:
     _layer_name: ClassVar[Any]
     #: Whether Keras is calling a model with placeholders, for shapes.
     _traces_shapes: ClassVar[Any]
+    #: Makes a shape of the Keras's kind.
+    _as_shape: ClassVar[Any]
 
     if TYPE_CHECKING:
         # Defined by Keras's layers.

@@ -153,11 +153,6 @@ class DynamicEmbedding(TableLayer):
         )
         self._place(configs.parse(feature, keras, self.name), arguments)
 
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """The shape of the output for dense keys of `input_shape`."""
-        dim = self._spec.tables[0].dim
-        return tf.TensorShape(input_shape) + tf.TensorShape([dim])
-
     @property
     def table(self) -> DynamicTable:
         """The table."""

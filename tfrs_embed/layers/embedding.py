@@ -134,12 +134,12 @@ class Embedding(Layer):
         """Masks id 0 if `mask_zero`."""
         return tf.not_equal(inputs, 0) if self.mask_zero else None
 
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the output for ids of `input_shape`."""
         shape = tf.TensorShape(input_shape)
         if self.combiner is not None:
             shape = shape[:-1]
-        return shape + tf.TensorShape([self.output_dim])
+        return self._as_shape(shape + tf.TensorShape([self.output_dim]))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able."""

@@ -40,6 +40,7 @@ class _Layer(tf_keras.layers.Layer):
     _keras = tf_keras
     _layer_name = staticmethod(in_graphs)
     _traces_shapes = staticmethod(traces_shapes)
+    _as_shape = tf.TensorShape
 
     def __init__(self, **kwargs: Any) -> None:
         # tf_keras takes these of every layer, and reads none of them.
@@ -54,6 +55,21 @@ class _Layer(tf_keras.layers.Layer):
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(name=name, experimental_autocast=False, **kwargs)
+
+    def _set_mask_metadata(
+        self, inputs: Any, outputs: Any, *rest: Any, **kwargs: Any
+    ) -> None:
+        if self.supports_masking and "call" in vars(self):
+            # While Keras saves a SavedModel, a function replaces `call`, and
+            # its outputs have no masks.
+            masks = tf.nest.flatten(self.compute_mask(inputs))
+            for output, mask in zip(tf.nest.flatten(outputs), masks):
+                # Subclasses may return something else than their vectors.
+                if mask is not None and mask.shape.is_compatible_with(
+                    output.shape[:-1]
+                ):
+                    output._keras_mask = mask
+        super()._set_mask_metadata(inputs, outputs, *rest, **kwargs)
 
     def load_own_variables(self, store: Any) -> None:
         kerases.check_store(store)

@@ -41,6 +41,7 @@ from tfrs_embed.checkpoint.names import escape, in_graphs
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_keras_3 import (
     creating_variables,
+    gives_value,
     guard_loops,
     mark_table,
     traces_shapes,
@@ -98,6 +99,7 @@ class _Layer(keras.layers.Layer):
     _keras = keras
     _layer_name = staticmethod(_name_of)
     _traces_shapes = staticmethod(traces_shapes)
+    _as_shape = tuple
 
     def __init__(self, **kwargs: Any) -> None:
         _check_strategy(type(self).__name__, kwargs.get("name"))
@@ -134,6 +136,8 @@ class _Layer(keras.layers.Layer):
                 )
 
         self._map_ids(refuse_floats, args[0] if args else kwargs.get("inputs"))
+        if not self.built:
+            self.build(None)
         traced = call.get_concrete_function(
             *keras.tree.map_structure(
                 lambda each: kerases.spec(each) if _is_symbolic(each) else each,
@@ -151,9 +155,10 @@ class _Layer(keras.layers.Layer):
             traced.structured_outputs,
         )
 
-    def _set_mask_metadata(self, *args: Any) -> None:
-        # Outputs have masks already; Keras would compute them again.
-        pass
+    def _set_mask_metadata(self, inputs: Any, outputs: Any, *rest: Any) -> None:
+        # Layers of tables set masks in `call`; Keras would compute them again.
+        if not getattr(self, "_compute_output_and_mask_jointly", False):
+            super()._set_mask_metadata(inputs, outputs, *rest)
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         # Not deferred: gradients in replicas need TensorFlow's variable.
@@ -226,6 +231,16 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
             for name, variable in variables:
                 self._track_variable(_TableVariable(name, variable))
 
+    def call(self, *args: Any, **kwargs: Any) -> list[tf.Tensor]:
+        if any(map(gives_value, self.weights)):
+            raise NotImplementedError(
+                f"Tables {sorted(self.engine.states)}: stateless_call can't "
+                "look up other values than those of the tables' variables, "
+                "which an engine holds. Assign these values, and call the "
+                "layer or the model itself."
+            )
+        return super().call(*args, **kwargs)
+
 
 def _to_tensor(value: Any) -> Any:
     """Converts arrays and numbers; Keras refuses mixtures."""
@@ -272,6 +287,11 @@ class Embedding(embedding.Embedding, _Layer):
         table = super()._add_variable(name, **kwargs)
         mark_table(table)
         return table
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        if self.mask_zero and _is_symbolic(inputs):
+            return keras.ops.not_equal(inputs, 0)
+        return super().compute_mask(inputs, mask)
 
 
 @_register

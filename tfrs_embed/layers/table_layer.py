@@ -103,6 +103,42 @@ class TableLayer(TableHolder):
                 output._keras_mask = mask
         return self._pack(called, map(_in_rows, features, called.ids, outputs))
 
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shapes of the outputs, in the nesting of the features.
+
+        Tables are neither needed nor made.
+
+        Args:
+            input_shape: the shapes of ids, in the nesting of the features,
+                which may be left out. Ids of a feature are taken for ragged
+                where the last call had ragged or sparse ones, else for dense.
+        """
+
+        def placeholder(
+            shape: Any, _: str, dtype: tf.DType, ragged: bool | None
+        ) -> Any:
+            if ragged and len(shape) == 2:
+                return tf.compat.v1.ragged.placeholder(dtype, 1, [])
+            return tf.compat.v1.placeholder(dtype, shape)
+
+        with tf.Graph().as_default():
+            ids = self._map_ids(placeholder, input_shape)
+            called = self._read(ids, None, partial=True)
+            features, lookups = called.features, called.lookups
+            bags = self._to_bags(called, training=False)
+            vectors = [
+                tf.compat.v1.placeholder(tf.float32, [None, each.table.dim])
+                for each in lookups
+            ]
+            found = activations(
+                vectors, lookup_bags(features, bags), lookups, tf.float32
+            )
+            outputs = hashed_features.compose(features, bags, found, None)
+            outputs = map(_in_rows, features, called.ids, outputs)
+            return self._pack(
+                called, [self._as_shape(o.shape) for o in outputs]
+            )
+
     def prefetch(
         self,
         dataset: tf.data.Dataset,
