@@ -957,3 +957,149 @@ def test_rows_are_looked_up_before_they_are_updated():
         outputs, _ = step(ids, ids)
         for output in outputs.values():
             np.testing.assert_array_equal(output, before)
+
+
+READS = {
+    "convert": lambda table, ids: tf.convert_to_tensor(table),
+    "value": lambda table, ids: table.value(),
+    "read_value": lambda table, ids: table.read_value(),
+    "gather": tf.gather,
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[:, None]),
+    "lookup": tf.nn.embedding_lookup,
+    "row": lambda table, ids: table[0],
+    "product": lambda table, ids: table @ tf.ones([DIM, 1]),
+    "scores": lambda table, ids: tf.matmul(
+        tf.ones([1, DIM]), table, transpose_b=True
+    ),
+    "sampled": lambda table, ids: tf.nn.sampled_softmax_loss(
+        table, tf.zeros([ROWS]), ids[:, None], tf.ones([2, DIM]), 3, ROWS
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("read", READS)
+def test_to_train_by_a_read_of_a_table_is_an_error(read, mode):
+    layer = make_layer()
+    ids = tf.constant([1, 2])
+
+    def step(constant):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+            rows = READS[read](layer.embedding_tables["table"], ids)
+            rows = tf.stop_gradient(rows) if constant else rows
+            loss += tf.reduce_sum(rows**2)
+        tape.gradient(loss, layer.trainable_variables)
+
+    with pytest.raises(
+        NotImplementedError, match=r"'table'.*second feature.*range\(20\)"
+    ):
+        run(mode, step, False)
+    if mode == "function":  # Eagerly, the lookup's update may come first.
+        assert int(layer.step) == 0
+        np.testing.assert_array_equal(table_of(layer), initial())
+    run(mode, step, True)
+    assert (table_of(layer) != initial()).any(1).nonzero()[0].tolist() == [1, 2]
+
+
+def test_to_train_by_a_read_in_a_function_of_its_own_is_an_error():
+    layer = make_layer()
+    head = tf.Variable(tf.ones([DIM, 1]))
+
+    @tf.function
+    def score():
+        return layer.embedding_tables["table"] @ head
+
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(score())
+    sums = initial().sum(0)[:, None]
+    np.testing.assert_allclose(tape.gradient(loss, head), sums, rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="second feature"):
+        tape.gradient(loss, [head, *layer.trainable_variables])
+    np.testing.assert_array_equal(table_of(layer), initial())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_read_of_a_table_is_a_constant_to_other_gradients(mode):
+    layer = make_layer()
+    head = tf.Variable(tf.ones([DIM, 1]))
+
+    def of_head():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer.embedding_tables["table"] @ head)
+        return tape.gradient(loss, head)
+
+    def of_table():
+        table = layer.embedding_tables["table"]
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            loss = tf.reduce_sum(table**2)
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    def frozen():
+        layer.trainable = False
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer.embedding_tables["table"] @ head)
+        return tape.gradient(loss, [*layer.trainable_variables, head])[-1]
+
+    sums = initial().sum(0)[:, None]
+    np.testing.assert_allclose(run(mode, of_head), sums, rtol=1e-5)
+    np.testing.assert_allclose(run(mode, of_table), 2 * initial(), rtol=1e-6)
+    np.testing.assert_allclose(run(mode, frozen), sums, rtol=1e-5)
+    assert int(layer.step) == 0
+
+
+@pytest.mark.parametrize("kind", ["table", "keys"])
+def test_a_function_reads_a_table_as_it_is_when_it_runs(kind):
+    keys = tfrs_embed.DynamicKeys() if kind == "keys" else None
+    table = tfrs_embed.TableConfig("table", ROWS, DIM, keys=keys)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("feature", table), "sgd", size_threshold=0
+    )
+    layer.build(None)
+    read = tf.function(
+        lambda: tf.convert_to_tensor(layer.embedding_tables["table"])
+    )
+    if keys is not None:
+        with pytest.raises(NotImplementedError, match="eagerly.*top_k"):
+            read()
+        return
+    read()
+    layer.embedding_tables["table"].assign(initial())
+    np.testing.assert_array_equal(read(), initial())
+
+
+def test_a_second_feature_trains_a_table_by_all_its_rows():
+    table = tfrs_embed.TableConfig(
+        "table",
+        ROWS,
+        DIM,
+        initializer=keras.initializers.RandomNormal(seed=1),
+    )
+    features = {
+        name: tfrs_embed.FeatureConfig(name, table) for name in ("one", "all")
+    }
+    layer = layers.PartialTPUEmbedding(
+        features, keras.optimizers.SGD(0.1), size_threshold=0
+    )
+    layer.build(None)
+    layer.embedding_tables["table"].assign(initial())
+    ids, labels = tf.constant([1, 2, 1]), tf.constant([4, 4, 0])
+
+    def loss_of(one, every):
+        return tf.reduce_sum(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, tf.matmul(one, every, transpose_b=True)
+            )
+        )
+
+    with tf.GradientTape() as tape:
+        vectors = layer({"one": ids, "all": tf.range(ROWS)})
+        loss = loss_of(vectors["one"], vectors["all"])
+    tape.gradient(loss, layer.trainable_variables)
+    variable = tf.Variable(initial())
+    with tf.GradientTape() as tape:
+        loss = loss_of(tf.gather(variable, ids), variable)
+    variable.assign_sub(0.1 * tape.gradient(loss, variable))
+    assert int(layer.step) == 1
+    np.testing.assert_allclose(table_of(layer), variable, rtol=1e-4, atol=1e-6)

@@ -204,3 +204,59 @@ def test_a_metric_of_the_form_of_tfrs_in_evaluation(strategy):
     expected = best_ids(values @ values.T, 3)[1]
     hits = np.any(expected == ids[:, None], 1).mean()
     np.testing.assert_allclose(found, hits, rtol=1e-5)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_functions_read_a_table_as_it_is_when_they_run(strategy, place):
+    layer, before = make_layer(strategy, place)
+
+    def read():
+        return tf.convert_to_tensor(layer.embedding_tables["t"])
+
+    @tf.function
+    def here():
+        return read()
+
+    @tf.function
+    def on_replicas():
+        return strategy.run(read)
+
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if workers and place not in ("small", "replicated"):
+        for function in (here, on_replicas):
+            with pytest.raises(NotImplementedError, match="'t/.*eagerly"):
+                function()
+        return
+    if place == "small" or workers:
+        return  # A variable of Keras, or one that functions can't read.
+    for value in (before, -before):
+        layer.load_tables({"t": value})
+        np.testing.assert_array_equal(here(), value)
+        for found in local(strategy, on_replicas()).values():
+            np.testing.assert_array_equal(found, value)
+
+
+@on("mirrored:2")
+def test_a_step_reads_a_table_before_any_replica_updates_it(strategy):
+    layer, before = make_layer(strategy, "row")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            vectors = layer(ids, training=True)
+            table = tf.stop_gradient(layer.embedding_tables["t"].read())
+            loss = tf.reduce_sum(tf.matmul(vectors, table, transpose_b=True))
+        differentiate(tape, loss, layer.trainable_variables)
+        return table
+
+    function = tf.function(lambda ids: strategy.run(step, (ids,)))
+    ids = [[r, 5] for r in range(strategy.num_replicas_in_sync)]
+    seen = function(distribute(strategy, [np.array(i) for i in ids]))
+    for found in local(strategy, seen).values():
+        np.testing.assert_array_equal(found, before)
+    change = np.zeros_like(before)
+    for i in np.concatenate(ids):
+        change[i] += before.sum(0)
+    rate = 0.01  # Of Keras's "sgd".
+    np.testing.assert_allclose(
+        layer.embedding_tables["t"], before - rate * change, rtol=1e-5
+    )

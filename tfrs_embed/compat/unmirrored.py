@@ -22,9 +22,35 @@ class UnmirroredVariable(ResourceVariable):
         on_change: called after a method of the variable has changed it, with
             the rows that were changed, or None for all; None: nobody asks.
             Operations on the variable's handle don't call it.
+        on_read: passed each value that a method of the variable has read, to
+            return it; None: nobody asks. `gather` doesn't call it.
     """
 
     on_change: Callable[[tf.Tensor | None], None] | None = None
+    on_read: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+
+def gather(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a variable, [n, ...], without `on_read`."""
+    if isinstance(variable, UnmirroredVariable):
+        return ResourceVariable.sparse_read(variable, rows)
+    return tf.gather(variable, rows)
+
+
+def _asking(method: str) -> Callable[..., Any]:
+    """Returns a variable's method that calls `on_read`."""
+    read = getattr(ResourceVariable, method)
+
+    @functools.wraps(read)
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = read(self, *args, **kwargs)
+        return value if self.on_read is None else self.on_read(value)
+
+    return reading
+
+
+for _method in ("_read_variable_op", "sparse_read", "gather_nd"):
+    setattr(UnmirroredVariable, _method, _asking(_method))
 
 
 def _telling(method: str) -> Callable[..., Any]:

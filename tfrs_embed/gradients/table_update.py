@@ -84,18 +84,9 @@ class TableUpdate:
                 "or call the layer with training=False."
             )
         graph = passes.graph()
-        running = passes.here()
-        branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
-        in_branch = branch and lookup.graph is not graph
-        own = passes.in_own_gradient()
-        if in_branch and not running:
-            # The branch's gradient is traced for the pass that asks for it,
-            # unless it is part of a function's own gradient.
-            running = [] if own else passes.all_passes()
-        elif lookup.graph is not graph and not running:
-            own = True
-            if save_context.in_save_context() and not passes.all_passes():
-                return self._refuse_export(trigger)
+        running, own, in_branch = _running(lookup)
+        if own and save_context.in_save_context() and not passes.all_passes():
+            return self._refuse_export(trigger)
         if not passes.asked(self, running):
             return tf.zeros_like(trigger)
         self._require_once(lookup, graph, in_branch)
@@ -137,6 +128,46 @@ class TableUpdate:
                 return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
+
+    def refuse_read(
+        self, lookup: Lookup, table: str, rows: int, trigger: tf.Tensor
+    ) -> tf.Tensor:
+        """Raises a NotImplementedError if a read table's gradient is asked for.
+
+        The read is of a table by itself, not a lookup of the layer. In a
+        function's own gradient it is an InvalidArgumentError.
+
+        Args:
+            lookup: the read.
+            table: the table's name.
+            rows: how many rows it has.
+            trigger: the scalar weight's value.
+
+        Returns:
+            The scalar weight's gradient.
+        """
+        running, own, _ = _running(lookup)
+        if (
+            not lookup.ended  # An accumulator records.
+            # TensorFlow traces gradients that nothing asks for.
+            or save_context.in_save_context()
+            or not passes.asked(self, running)
+        ):
+            return tf.zeros_like(trigger)
+        text = (
+            f"Layer '{self.name}': a gradient is taken of table '{table}' "
+            "where the table was read by itself (embedding_tables, or "
+            "weights), which would train nothing: a table is trained by "
+            "the layer's lookups. Look all rows up by a second feature, "
+            f"FeatureConfig('all', <the config of '{table}'>), of the ids "
+            f"tf.range({rows}), in the same call of the layer; or read the "
+            "table as a constant, by tf.stop_gradient. See docs/gradients.md."
+        )
+        if not own:
+            raise NotImplementedError(text)
+        constant = tf.equal(passes.read(self), passes.NOT_ASKED)
+        with tf.control_dependencies([tf.debugging.Assert(constant, [text])]):
+            return tf.zeros_like(trigger)
 
     def _refuse_export(self, trigger: tf.Tensor) -> tf.Tensor:
         """Raises when the gradient of an exported function runs.
@@ -216,6 +247,26 @@ class TableUpdate:
         if together:
             good = together.all_agree(good)
         return tf.cond(good, update, lambda: skipped)
+
+
+def _running(lookup: Lookup) -> tuple[list[passes.Pass], bool, bool]:
+    """Returns the passes of a gradient, and where it is traced.
+
+    The first bool is whether it is a function's own gradient, for all passes;
+    the second, whether the lookup is in a branch or loop that it is not in.
+    """
+    graph = passes.graph()
+    running = passes.here()
+    own = passes.in_own_gradient()
+    branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
+    in_branch = branch and lookup.graph is not graph
+    if in_branch and not running:
+        # The branch's gradient is traced for the pass that asks for it,
+        # unless it is part of a function's own gradient.
+        running = [] if own else passes.all_passes()
+    elif lookup.graph is not graph and not running:
+        own = True
+    return running, own, in_branch
 
 
 def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:

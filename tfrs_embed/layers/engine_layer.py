@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.compat.private_tensorflow import record
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
@@ -95,6 +98,12 @@ class EngineLayer(Layer):
             self._update = TableUpdate(
                 self.name, self.engine, kerases.variable(self.gradient_trigger)
             )
+            this = weakref.ref(self)
+            for name, state in states.items():
+                if self.engine.optimizers[name] is not None:
+                    state.table.on_read = functools.partial(
+                        _watched, this, state.spec
+                    )
         super().build(input_shape)
 
     def call(
@@ -211,6 +220,37 @@ class EngineLayer(Layer):
             dtype = variable.dtype.as_numpy_dtype
             variable.assign(np.asarray(value).astype(dtype, copy=False))
         self.engine.step.assign(store["step"])
+
+
+def _watched(
+    layer: Callable[[], EngineLayer | None], table: TableSpec, value: tf.Tensor
+) -> tf.Tensor:
+    """Returns a table's value; to train by it is an error."""
+    this = layer()
+    if (
+        this is None
+        or not record.could_possibly_record()
+        or not this._is_variable(None)
+    ):
+        return value
+    update = this._update
+    assert update is not None
+    lookup = Lookup()
+
+    @custom_gradient
+    def read(trigger: tf.Tensor, value: tf.Tensor) -> Any:
+        def backward(gradient: Any) -> Any:
+            refused = update.refuse_read(
+                lookup, table.name, table.vocabulary_size, trigger
+            )
+            # A program may watch the table itself.
+            return refused, gradient
+
+        return tf.identity(value), backward
+
+    output = read(kerases.variable(this.gradient_trigger), value)
+    lookup.ended = True
+    return output
 
 
 def _after_all(

@@ -300,7 +300,8 @@ class TableHolder(Layer):
     def embedding_tables(self) -> dict[str, tf.Variable]:
         """All tables by name.
 
-        Shapes are [vocabulary_size, dim].
+        Shapes are [vocabulary_size, dim]. Large tables are constants: only
+        lookups train them, see docs/gradients.md.
         """
         self._ensure_tables()
         return {

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.compat.unmirrored import gather
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen
@@ -28,7 +29,7 @@ def lookup(
     """
     constants = Constants()
     return [
-        combine(widen(tf.gather(tables[t], b.ids)), None, b, constants)
+        combine(widen(gather(tables[t], b.ids)), None, b, constants)
         for t, b in zip(table_of, bags, strict=True)
     ]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.compat.unmirrored import gather
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
@@ -160,7 +161,7 @@ def update_together(
     old = {
         name: tf.concat(
             [
-                rounding.widen(tf.gather(u.variables[name], r))
+                rounding.widen(gather(u.variables[name], r))
                 for u, r in zip(updates, rows, strict=True)
             ],
             0,
@@ -185,7 +186,7 @@ def update_unique(
         gradients: the rows' gradients, [n, dim] float32.
     """
     variables = table_update.variables
-    old = {k: rounding.widen(tf.gather(v, ids)) for k, v in variables.items()}
+    old = {k: rounding.widen(gather(v, ids)) for k, v in variables.items()}
     for name, new in table_update.new_rows(gradients, old).items():
         _write(table_update, name, ids, new)
 

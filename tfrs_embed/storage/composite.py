@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import VALUE
+from tfrs_embed.compat import strategies
 from tfrs_embed.compat.private_tensorflow import SaveSpec, Trackable
 
 
@@ -19,8 +20,13 @@ class CompositeVariable(Trackable):
     A checkpoint holds the whole value. A SavedModel holds `_exported`, the
     variables that its functions read: by default all. `workers` processes hold
     the parts.
+
+    Attributes:
+        on_read: passed each value that is read as a tensor, to return it; None:
+            nobody asks. As that of `UnmirroredVariable`.
     """
 
+    on_read: Callable[[tf.Tensor], tf.Tensor] | None = None
     trainable = False
     exporting = False
     dtype: tf.DType
@@ -52,9 +58,36 @@ class CompositeVariable(Trackable):
         """Returns the whole value."""
 
     def read(self) -> tf.Tensor:
-        """Returns the whole value as a tensor in the host's memory."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant(self.numpy())
+        """Returns the whole value as a tensor in the host's memory.
+
+        A function reads it each time that it runs. In a replica's function all
+        replicas must read it, outside of branches and loops.
+
+        Raises:
+            NotImplementedError: a function can't read the value.
+        """
+        if tf.executing_eagerly():
+            with tf.init_scope(), tf.device("CPU:0"):
+                value = tf.constant(self.numpy())
+        elif self.workers > 1 or strategies.in_tpu_replica():
+            value = self._read_in_graph()
+        else:
+            # Of all replicas together: none has updated its part yet.
+            context = tf.distribute.get_replica_context()
+            read = self._read_in_graph
+            value = context.merge_call(lambda _: read()) if context else read()
+        return value if self.on_read is None else self.on_read(value)
+
+    value = read_value = read
+
+    def _read_in_graph(self) -> tf.Tensor:
+        """Returns operations that read the whole value."""
+        raise NotImplementedError(
+            f"'{self._shared_name}' can't be read as a whole in a tf.function, "
+            "as its rows are of keys, on a TPU, or of several workers. Read it "
+            "eagerly, between steps; or look its ids up by the layer. Scores "
+            "of all rows: top_k of layer.tables."
+        )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         value = np.asarray(self.numpy())
@@ -119,6 +152,15 @@ def _to_tensor(
 
 
 tf.register_tensor_conversion_function(CompositeVariable, _to_tensor)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """Returns a tensor's operator as a method that reads a variable."""
+    return lambda self, *args: getattr(self.read(), name)(*args)
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    setattr(CompositeVariable, _name, _operator(_name))
 
 
 # Keras's HDF5 format takes only variables.

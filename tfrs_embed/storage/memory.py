@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tfrs_embed.compat import graphs
-from tfrs_embed.compat.unmirrored import make_variable
+from tfrs_embed.compat.unmirrored import gather, make_variable
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -104,7 +104,7 @@ class MemoryRows(RowStore):
         )
 
     def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
-        return tf.gather(self._variables[table][name], rows)
+        return gather(self._variables[table][name], rows)
 
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
