@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from dynamic_reference import keys_on, shard_of
 from helpers import assert_same, assert_trained_alike, differentiate, state
 from keyed import (
     BOTH,
@@ -109,8 +108,7 @@ def test_training(strategy, hashed):
         assert layer.size == len(keyed.row)
         assert (
             layer.load
-            == max(np.bincount([shard_of(key, world) for key in keyed.row]))
-            / ROWS
+            == max(np.bincount([key % world for key in keyed.row])) / ROWS
         )
         assert len(layer.sizes) == len(local_ids(strategy))
     # Outside of the replicas, whole.
@@ -169,7 +167,7 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
     )
     step = trainer(strategy, layer)
 
-    full, [other, another] = keys_on(0, world, 6), keys_on(1, world, 2)
+    full, other, another = [world * i for i in range(6)], 1, 1 + world
 
     def batches(keys):
         # Only the last replica has them; the others have one of shard 1.
@@ -219,7 +217,7 @@ def test_layers_share_nothing(strategy):
     world = strategy.num_replicas_in_sync
     layers = [make_layer(strategy) for _ in range(2)]
 
-    by_shard = [keys_on(shard, world, 1)[0] for shard in range(world)]
+    by_shard = [*range(world)]
     turned = [*by_shard[1:], by_shard[0]]
 
     def replica_step(*keys):
@@ -305,6 +303,18 @@ def test_keras_loops_and_saving(strategy):
     other.fit(dataset(samples[0] + 1, samples[1]), verbose=0)
     other.set_weights(weights)
     assert_trained_alike(state(again), state(layer))
+
+
+def test_each_replica_has_room_for_the_keys_that_key_modulo_gives_it(strategy):
+    world = strategy.num_replicas_in_sync
+    layer = make_layer(strategy, capacity=3, optimizer="sgd")
+    keys = np.resize(np.arange(3 * world), [world, 1, SLOTS, NNZ])
+    trainer(strategy, layer)([(k, np.float32(1)) for k in keys])
+    np.testing.assert_array_equal(
+        layer.table.variables["keys"].numpy(), np.arange(3 * world)
+    )
+    assert set(layer.sizes.values()) == {3}
+    assert layer.load == 1.0
 
 
 @BOTH

@@ -118,6 +118,14 @@ def test_an_eager_step_of_one_replica_here_works(strategy):
     assert before["step"] == 1
 
 
+def test_replicas_compiled_by_xla_are_refused(strategy):
+    layer = make_layer(strategy)
+    compiled = tf.function(layer, jit_compile=True)
+    ids = {"movie": tf.constant([1]), "seen": tf.constant([2])}
+    with pytest.raises(NotImplementedError, match="Tables of several replicas"):
+        strategy.run(compiled, (ids,))
+
+
 def test_run_eagerly_is_refused(strategy):
     several_here(strategy)
     layer = make_layer(strategy)

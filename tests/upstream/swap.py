@@ -5,6 +5,7 @@ a run in which no test has passed with it.
 """
 
 import functools
+import inspect
 import re
 
 import pytest
@@ -92,6 +93,8 @@ class _Watch:
             self._made += 1
             init(*args, **kwargs)
 
+        # Keras 3 reads the names of arguments, not through `wraps`.
+        counting_init.__signature__ = inspect.signature(init)
         layer.__init__ = counting_init
 
     def pytest_runtest_setup(self):

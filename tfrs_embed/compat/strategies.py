@@ -103,16 +103,21 @@ def is_offline(strategy: tf.distribute.Strategy) -> bool:
     return getattr(resolver, "offline", False)
 
 
+def in_xla() -> bool:
+    """Whether XLA will compile the function being traced, not for TPUs."""
+    if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
+        return False
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
 def refuse_in_xla(what: str) -> None:
     """Raises a NotImplementedError in a function that XLA compiles.
 
     Programs of TPUs are allowed. `what` is a plural.
     """
-    if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    ):
+    if in_xla():
         raise NotImplementedError(
             f"{what} are not supported inside tf.function(jit_compile=True). "
             "Leave jit_compile out, or call this layer outside of it."

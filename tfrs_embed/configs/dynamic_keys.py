@@ -175,6 +175,8 @@ class DynamicKeys:
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
+    #: Whether a hash of a key decides its shard; if not, key % shards.
+    MIXED = True
 
     def __post_init__(self) -> None:
         convert_fields(
@@ -256,6 +258,7 @@ class KeysOfShards(DynamicKeys):
     """`DynamicKeys` of a table whose rows are declared for each shard."""
 
     MORE_ROOM = "A larger max_vocabulary_size_per_gpu makes room."
+    MIXED = False
 
 
 def are_counted(keys: DynamicKeys) -> bool:

@@ -3,7 +3,8 @@
 Ids may have a pattern: multiples of 1,000, or pairs of numbers in 64 bits. Key
 modulo shards would then fill one shard and leave others empty. So each key is
 mapped to a number by a hash without collisions. The key's shard is number %
-world. The shard gets number // world, and computes the key from both.
+world. The shard gets number // world, and computes the key from both. With
+`KeysOfShards` a key is its number: programs size these shards for key % world.
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ _FACTOR = 0xBF58476D1CE4E5B9
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 
 
-def numbers_of(keys: tf.Tensor, world: int) -> tf.Tensor:
+def numbers_of(keys: tf.Tensor, world: int, mixed: bool = True) -> tf.Tensor:
     """Returns the numbers that decide keys' shards, int64 of the same shape.
 
-    Different keys have different numbers. With one shard a key is its number.
+    Different keys have different numbers. With one shard, and without `mixed`,
+    a key is its number.
     """
-    if world == 1:
+    if world == 1 or not mixed:
         return keys
     numbers = _MIX(keys)
     numbers.set_shape(keys.shape)
     return numbers
 
 
-def keys_of(numbers: tf.Tensor, world: int) -> tf.Tensor:
+def keys_of(numbers: tf.Tensor, world: int, mixed: bool = True) -> tf.Tensor:
     """Returns the keys with these numbers; the inverse of `numbers_of`."""
-    if world == 1:
+    if world == 1 or not mixed:
         return numbers
     keys = _UNMIX(numbers)
     keys.set_shape(numbers.shape)
     return keys
 
 
-def shards_of(keys: np.ndarray, world: int) -> np.ndarray:
+def shards_of(keys: np.ndarray, world: int, mixed: bool = True) -> np.ndarray:
     """Returns keys' shards, [n] int64, as [n] int32; also while tracing."""
     with tf.init_scope(), tf.device("CPU:0"):
-        numbers = numbers_of(tf.constant(keys, tf.int64), world).numpy()
-    return np.mod(numbers, world).astype(np.int32)
+        numbers = numbers_of(tf.constant(keys, tf.int64), world, mixed)
+    return np.mod(numbers.numpy(), world).astype(np.int32)
 
 
 def _mix(keys: tf.Tensor) -> tf.Tensor:

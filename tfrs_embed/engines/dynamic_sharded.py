@@ -39,6 +39,7 @@ class KeyedLookup(RowLookup):
         rows: each table's shards of keys, by its name.
         trained: the names of the tables whose new keys get rows.
         agree: returns the consensus on giving rows to new keys.
+        mixed: whether a hash of a key decides its shard.
     """
 
     name: str
@@ -47,15 +48,17 @@ class KeyedLookup(RowLookup):
     trained: Sequence[str]
     exchange: RowExchange
     agree: Callable[[], ReplicaConsensus | None]
+    mixed: bool
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
         refuse_to_trace(self.name)
-        return key_shards.numbers_of(ids, self.replicas.world)
+        return key_shards.numbers_of(ids, self.replicas.world, self.mixed)
 
     def _ids(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
         """The ids that were sent to a shard, from their keys' quotients."""
         world, rank = self.replicas.world, self.replicas.ranks[replica]
-        return key_shards.keys_of(quotients * world + rank, world)
+        numbers = quotients * world + rank
+        return key_shards.keys_of(numbers, world, self.mixed)
 
     def look_up(
         self, replica: int, asked: Asked, training: bool
@@ -151,7 +154,7 @@ class DynamicShardedEngine(RowWiseEngine):
     _State = DynamicTable
 
     def _build(self) -> None:
-        # A key's shard depends only on its hash.
+        # A key's shard depends on nothing but the key.
         self._first_shards = dict.fromkeys(self.states, 0)
         # By table, the shards of local replicas.
         self._rows: dict[str, Sequence[KeyedShard]] = {}
@@ -170,6 +173,7 @@ class DynamicShardedEngine(RowWiseEngine):
             [t for t, optimizer in self.optimizers.items() if optimizer],
             self._row_exchange,
             functools.partial(self._consensus_on, NEW_KEYS),
+            all(t.keys.MIXED for t in self.tables if t.keys is not None),
         )
 
     def _rows_on_shard(self, table: TableSpec) -> int:

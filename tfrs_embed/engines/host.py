@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
@@ -24,6 +25,7 @@ class HostEngine(OneDeviceEngine):
         super().__init__(dataclasses.replace(options, device=HOST))
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
+        refuse_in_xla("Tables in the host's memory")
         with tf.device(HOST):
             return super().lookup(call)
 

@@ -9,11 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import graphs
+from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.norms import Factors
 from tfrs_embed.ops import backend, concat_gradients, rounding
-from tfrs_embed.ops.bags import BaggedIds, bags_of_rows
+from tfrs_embed.ops.bags import BaggedIds, all_valid, bags_of_rows
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -120,6 +121,10 @@ class Shard:
             for name, of_table in contributions.items()
             if self._optimizers[name] is not None
         }
+        made: Any = 1
+        if in_xla():
+            bags = (b for c in contributions.values() for b in c.bags)
+            made = tf.cast(all_valid(bags), tf.int64)
         if factors is not None:
             contributions = self._clip_norms(contributions, factors)
         self._apply(contributions)
@@ -131,7 +136,7 @@ class Shard:
         with tf.control_dependencies(
             graphs.here([*after, *gradients.matrices])
         ):
-            self.step.assign_add(1)
+            self.step.assign_add(made)
 
     def _apply(self, contributions: dict[str, GradientContributions]) -> None:
         """Updates trained tables, and their rows that are copies."""

@@ -33,8 +33,7 @@ class All2AllDenseEmbedding(TableLayer):
 
     The arguments and shapes are those of the layer of this name in NVIDIA's
     Sparse Operation Kit. Each replica looks up its own part of the batch. A
-    key's row is on the replica given by a hash of the key, or, without
-    `use_hashtable`, on replica key % replicas; keys, rows and gradients are
+    key's row is on replica key % replicas; keys, rows and gradients are
     exchanged all to all. Gradients are summed over the replicas. With one
     replica, and with no strategy, nothing is exchanged.
 

@@ -26,7 +26,8 @@ Other differences from the layers of tf_keras:
   and slots, so `get_weights`, `set_weights`, `summary` and EarlyStopping know
   them.
 * Optimizers of tables are those of `keras.optimizers`.
-* The layers don't support `jit_compile`: "auto" leaves it off.
+* Models with these layers are compiled without `jit_compile`: "auto" leaves it
+  off, and True does too, with a warning of Keras's.
 """
 
 from __future__ import annotations

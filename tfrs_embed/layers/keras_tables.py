@@ -11,7 +11,7 @@ from tfrs_embed.compat.strategies import is_tpu, on_host
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.lookup import combine, gather_densely
+from tfrs_embed.ops.lookup import combine, gather, gather_densely
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.storage.initial_values import initial_blocks
 
@@ -50,5 +50,5 @@ def lookup(
         matrix = on_host(Matrix.of, bags, count)
         return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    gather = gather_densely if workers else tf.gather
-    return combine(tf.cast(gather(table, bags.ids), wide), None, bags)
+    rows = gather_densely(table, bags.ids) if workers else gather(table, bags)
+    return combine(tf.cast(rows, wide), None, bags)

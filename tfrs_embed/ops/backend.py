@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat.graphs import SERVED_TABLES
-from tfrs_embed.compat.strategies import refuse_in_xla
+from tfrs_embed.compat.strategies import in_xla, refuse_in_xla
 from tfrs_embed.ops.compiled import Compiled, Portable
 from tfrs_embed.ops.stock import Stock
 
@@ -22,10 +22,17 @@ def of(device: str | None, training: bool) -> Stock:
             exported to machines without kernels.
 
     Raises:
-        NotImplementedError: inside `tf.function(jit_compile=True)`.
+        NotImplementedError: an exported model's inside of
+            `tf.function(jit_compile=True)`.
     """
-    refuse_in_xla("Lookups in embedding tables")
     served = SERVED_TABLES.get() is not None
+    if in_xla():
+        if served:
+            refuse_in_xla("Lookups of exported models")
+        # `ops.xla` imports modules that import this one.
+        from tfrs_embed.ops.xla import Xla
+
+        return Xla()
     module = kernels.operations(device, served)
     if served and not training:
         return Portable(module)

@@ -6,12 +6,12 @@ ragged or sparse ids, or a sequence's position with one id or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.compat.strategies import in_xla, is_tpu
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 
 
@@ -32,7 +32,7 @@ class BaggedIds(NamedTuple):
     Bag b's vector is scale[b] * sum over its ids i of weights[i] * row(ids[i]).
 
     Attributes:
-        ids: [n] int32 or int64, each in the table.
+        ids: [n] int32 or int64, each in the table; see `all_valid`.
         bag_ids: [n] int32, each id's bag, ascending. None: `splits` has the
             bags, or every bag has the same number of ids.
         weights: [n] float32, or None for ones.
@@ -47,6 +47,9 @@ class BaggedIds(NamedTuple):
         splits: [count + 1] int32, each bag's first id and the last bag's end,
             if the ids were given by splits. The kernels then need no `bag_ids`,
             whose tracing takes longer than the rest of a feature.
+        all_valid: inside XLA, whether all ids of the call are valid, a scalar
+            bool. Ids without a row are then the largest number of their dtype;
+            their vectors are NaN if this is false, else zero. None: elsewhere.
     """
 
     ids: tf.Tensor
@@ -58,6 +61,7 @@ class BaggedIds(NamedTuple):
     static_shape: tf.TensorShape
     max_bag_size: tf.TensorShape = tf.TensorShape([1])
     splits: tf.Tensor | None = None
+    all_valid: tf.Tensor | None = None
 
     @classmethod
     def in_one_row(
@@ -108,6 +112,12 @@ class BaggedIds(NamedTuple):
             return bag_of_id(self.splits)
         return number_evenly(self.count, self.max_bag_size[0])
 
+    def have_rows(self) -> tf.Tensor:
+        """Returns which ids have rows, [n] bool: inside XLA not all do."""
+        if self.all_valid is None:
+            return tf.ones_like(self.ids, tf.bool)
+        return self.ids < self.ids.dtype.max
+
     def scaled(
         self, vectors: tf.Tensor, constants: Constants | None = None
     ) -> tf.Tensor:
@@ -139,6 +149,12 @@ class BaggedIds(NamedTuple):
         return self.max_bag_size[0] if self.even else None
 
 
+def all_valid(bags: Iterable[BaggedIds]) -> tf.Tensor:
+    """Returns whether all ids of the bags' calls are valid, a scalar bool."""
+    marks = [b.all_valid for b in bags if b.all_valid is not None]
+    return tf.reduce_all([True, *marks])
+
+
 def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:
     """Returns each id's bag, [count * bag_size] int32, of bags of one size."""
     bags = tf.range(count)
@@ -150,7 +166,7 @@ def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:
 
 def position_mask(bags: BaggedIds) -> tf.Tensor:
     """Returns which positions of a sequence hold an id, bool in its layout."""
-    ids = tf.ones_like(bags.ids, tf.int32)
+    ids = tf.cast(bags.have_rows(), tf.int32)
     bag = bags.bag_of_id()
     flat = tf.math.unsorted_segment_sum(ids, bag, bags.count) > 0
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
@@ -161,14 +177,15 @@ class Constants:
 
     They would be half of the operations of ragged features. On TPUs each use
     has its own: the bridge refuses a pipelined loop whose parts share a
-    constant.
+    constant. XLA needs sizes that it can compute without the ids.
 
     Attributes:
         shared: whether features share constants and other operations.
     """
 
     def __init__(self) -> None:
-        self.shared = not is_tpu(tf.distribute.get_strategy())
+        strategy = tf.distribute.get_strategy()
+        self.shared = not (is_tpu(strategy) or in_xla())
         self._known: dict[Any, tf.Tensor] = {}
 
     def of(self, value: int | Sequence[int]) -> tf.Tensor:

@@ -117,6 +117,17 @@ class Checks:
                 self.require(*condition)
         self._together = {}
 
+    def hold(self) -> tf.Tensor:
+        """Returns whether all conditions hold, a scalar bool, for XLA.
+
+        Raises:
+            NotImplementedError: there is a consensus.
+        """
+        if self.consensus is not None:
+            strategies.refuse_in_xla("Tables of several replicas")
+        self._join()
+        return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
+
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors, which then exist only if all conditions hold."""
         self._join()

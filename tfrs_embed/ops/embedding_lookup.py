@@ -12,7 +12,7 @@ from tfrs_embed.configs.tables import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.configs.types import Combiner
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.inputs import to_bags
-from tfrs_embed.ops.lookup import activations, combine
+from tfrs_embed.ops.lookup import activations, combine, gather
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,13 +108,17 @@ def embedding_lookup(
     rows, dim = param.shape
     table = TableSpec(name, rows, dim, combiner=combiner or "sum")
     feature = FeatureSpec("ids", table, output_shape=output_shape)
+    # Half precision is summed in float32.
+    wide = tf.float64 if param.dtype == tf.float64 else tf.float32
     [bags] = to_bags([feature], [ids], [weights])
+    if bags.all_valid is not None:  # XLA has no room for unique ids.
+        rows = tf.cast(gather(param, bags), wide)
+        vectors = combine(rows, None, bags)
+        return activations([vectors], [bags], [feature], param.dtype)[0]
     unique, index = tf.unique(bags.ids)
     order = tf.argsort(unique)
     unique = tf.gather(unique, order)
     index = tf.gather(tf.math.invert_permutation(order), index)
-    # Half precision is summed in float32.
-    wide = tf.float64 if param.dtype == tf.float64 else tf.float32
     rows = tf.cast(tf.gather(param, unique), wide)
 
     @custom_gradient

@@ -52,7 +52,7 @@ def _sum(
     narrow = gradients[0].shape[1] <= _NARROW
     weighted = any(b.weights is not None for b in bags)
     if not narrow and (weighted or all(b.bag_size == 1 for b in bags)):
-        each = _per_id(gradients, bags)
+        each = per_id(gradients, bags)
         return tf.math.unsorted_segment_sum(each, index, num_rows)
     constants = Constants()
     gradient = concat(
@@ -98,7 +98,7 @@ def _sum(
     )
 
 
-def _per_id(
+def per_id(
     gradients: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
 ) -> tf.Tensor:
     """Returns each id's weighted gradient, [sum of n, dim]."""

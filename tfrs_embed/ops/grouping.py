@@ -16,7 +16,6 @@ from tfrs_embed.ops.bags import (
     Constants,
     bag_of_id,
     bags_of_ids,
-    id_dtype,
     map_bag_sizes,
 )
 from tfrs_embed.ops.id_range import valid
@@ -114,7 +113,12 @@ def _group(
     shape, count = layouts.layout(parsed.shape)
     bag_size, even = parsed.max_bag_size, parsed.even
     table = parsed.feature.table
-    if parsed.may_be_absent:
+    if parsed.all_valid is not None:
+        if parsed.may_be_absent and (weights is not None or bag_size != 1):
+            there = ids < ids.dtype.max
+            weights = tf.cast(there, tf.float32) if weights is None else weights
+            weights = tf.where(there, weights, 0.0)
+    elif parsed.may_be_absent:
         # A bag without ids gives a zero vector.
         there = ids >= 0 if parsed.hashed else valid(ids, table.vocabulary_size)
         kept = tf.where(there)[:, 0]
@@ -129,7 +133,7 @@ def _group(
     compiled = backend.of(None, training=True).compiled
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
-        ids = tf.cast(ids, id_dtype(table))
+        ids = tf.cast(ids, parsed.id_dtype)
     # One id of weight 1: every combiner gives the row itself. A weight
     # multiplies the row of an id that isn't combined.
     alone = weights is None or not parsed.combined
@@ -154,6 +158,7 @@ def _group(
         parsed.static_shape,
         tf.TensorShape([bag_size]),
         splits,
+        parsed.all_valid,
     )
 
 

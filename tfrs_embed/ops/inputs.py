@@ -49,7 +49,7 @@ def to_bags(
         ValueError: ids or weights of a wrong rank or static shape.
         tf.errors.InvalidArgumentError: wrong values; raised at once when
             executing eagerly, else by the running graph.
-        NotImplementedError: inside `tf.function(jit_compile=True)`.
+        NotImplementedError: XLA can't compile it; see `ops.xla`.
     """
     checks = Checks(consensus)
     parsed: list[ParsedIds] = []

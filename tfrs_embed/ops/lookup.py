@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat import unmirrored
 from tfrs_embed.compat.custom_gradients import custom_gradient
-from tfrs_embed.compat.unmirrored import gather
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen
@@ -29,7 +29,7 @@ def lookup(
     """
     constants = Constants()
     return [
-        combine(widen(gather(tables[t], b.ids)), None, b, constants)
+        combine(widen(gather(tables[t], b)), None, b, constants)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -73,8 +73,18 @@ def combine(
     or None if row i is id i's.
     """
     constants = constants or Constants()
-    if index is not None and (bags.weights is not None or bags.bag_size == 1):
+    in_xla = bags.all_valid is not None
+    if index is not None and (
+        in_xla or bags.weights is not None or bags.bag_size == 1
+    ):
         rows, index = tf.gather(rows, index), None
+    if in_xla:
+        there, all_valid = bags.have_rows()[:, None], bags.all_valid
+        nothing = tf.cast(tf.where(all_valid, 0.0, float("nan")), rows.dtype)
+        # If the model's optimizer trains the rows, a call with an invalid id
+        # gives them no gradient, which would be NaN.
+        fixed = tf.where(there, tf.stop_gradient(rows), nothing)
+        rows = tf.where(there & all_valid, rows, fixed)
     if bags.weights is not None:
         weights = tf.cast(bags.weights, rows.dtype)
         rows *= tf.expand_dims(weights, constants.of(1))
@@ -83,6 +93,9 @@ def combine(
     elif bags.bag_size is not None and index is None:
         shape = constants.of([-1, bags.bag_size, rows.shape[1]])
         rows = tf.reduce_sum(tf.reshape(rows, shape), constants.of(1))
+    elif in_xla:
+        # XLA has no sparse sums.
+        rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
         if index is None:
             index = tf.raw_ops.Range(
@@ -94,6 +107,14 @@ def combine(
             rows, index, bags.bag_of_id(), bags.count, constants
         )
     return bags.scaled(rows, constants)
+
+
+def gather(table: Any, bags: BaggedIds) -> tf.Tensor:
+    """Gathers the bags' rows, [n, dim]; inside XLA any for ids without one."""
+    if bags.all_valid is None:
+        return unmirrored.gather(table, bags.ids)
+    rows = table.shape[0] or tf.shape(table, bags.ids.dtype)[0]
+    return unmirrored.gather(table, tf.minimum(bags.ids, rows - 1))
 
 
 def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:

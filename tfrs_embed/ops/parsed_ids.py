@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants, bag_of_id
+from tfrs_embed.ops.bags import Constants, bag_of_id, id_dtype
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
@@ -43,6 +44,7 @@ class ParsedIds:
         hashed: whether hashing made the ids, so that they need no check.
         combined: whether the table's combiner makes one vector of a bag's ids.
             Else each id has a vector, which its weight multiplies.
+        all_valid: as in `BaggedIds`.
     """
 
     feature: FeatureSpec
@@ -57,6 +59,7 @@ class ParsedIds:
     may_be_absent: bool = False
     hashed: bool = False
     combined: bool = False
+    all_valid: tf.Tensor | None = None
 
     def flatten(self, constants: Constants) -> None:
         """Reshapes the ids to [n]."""
@@ -67,6 +70,11 @@ class ParsedIds:
     def even(self) -> bool:
         """Whether every bag has `max_bag_size` ids."""
         return self.bag_ids is None and self.splits is None
+
+    @property
+    def id_dtype(self) -> tf.DType:
+        """The smaller of int32 and int64 that holds the table's ids."""
+        return id_dtype(self.feature.table)
 
     @property
     def is_number(self) -> bool:
@@ -85,7 +93,10 @@ def parse_ids(
 
     The result is valid once `checks` hold.
     """
+    if feature.table.storage is not None:
+        refuse_in_xla(f"{feature}: tables in files")
     if feature.table.keys is not None:
+        refuse_in_xla(f"{feature}: tables with DynamicKeys")
         ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
     ids = to_tensor(ids, f"{feature}: ids")
     in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
@@ -192,6 +203,7 @@ def _parse_rows(
         row, column = tf.unstack(ids.indices, num=2, axis=1)
         row, column = tf.cast(row, tf.int32), tf.cast(column, tf.int32)
         if rows is None:
+            refuse_in_xla(f"{feature}: sparse ids of an unknown number of rows")
             rows, _ = tf.unstack(tf.cast(ids.dense_shape, tf.int32), num=2)
         checks.require_together(sparse_order, None, (feature, ids))
     weights = weights_like(feature, ids, weights, checks)
@@ -223,6 +235,7 @@ def _parse_rows(
     wanted = wanted or (static_rows, length)
     rows = tf.convert_to_tensor(rows)
     if _is_sequence(feature, wanted, static_rows):
+        refuse_in_xla(f"{feature}: sequences of ragged or sparse ids")
         if row is None:
             row = bag_of_id(splits)
             column = tf.range(tf.size(row)) - tf.gather(splits, row)

@@ -176,7 +176,10 @@ def update_together(
 
 
 def update_unique(
-    table_update: TableUpdate, ids: tf.Tensor, gradients: tf.Tensor
+    table_update: TableUpdate,
+    ids: tf.Tensor,
+    gradients: tf.Tensor,
+    made: tf.Tensor | None = None,
 ) -> None:
     """Updates rows of a table and its slots, by gradients that are summed.
 
@@ -184,11 +187,13 @@ def update_unique(
         table_update: the table; its contributions are not read.
         ids: [n], unique, or equal ones with equal gradients.
         gradients: the rows' gradients, [n, dim] float32.
+        made: scalar bool; false leaves the rows. None: true.
     """
     variables = table_update.variables
     old = {k: rounding.widen(gather(v, ids)) for k, v in variables.items()}
     for name, new in table_update.new_rows(gradients, old).items():
-        _write(table_update, name, ids, new)
+        rows = new if made is None else tf.where(made, new, old[name])
+        _write(table_update, name, ids, rows)
 
 
 def _write(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition
@@ -30,6 +31,12 @@ def validate(
     or, with invalid_ids="zero", absent.
     """
     require = invalid_ids == "error"
+    if in_xla():
+        # `ops.xla` has what few programs need.
+        from tfrs_embed.ops.xla import mark
+
+        mark(parsed, checks, require, layouts)
+        return
     operations = backend.of(None, training)
     numbers = [each for each in parsed if each.is_number]
     consensus = checks.consensus

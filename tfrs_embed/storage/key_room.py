@@ -8,7 +8,7 @@ import numpy as np
 
 from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.key_shards import shards_of
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import SPILLED, key_rules
 
 
@@ -46,13 +46,18 @@ class KeyRoom:
             self._capacity = SPILLED  # The file's errors name its limit.
         self.evicts = rules.evicts
 
+    def shards_of(self, keys: np.ndarray) -> np.ndarray:
+        """Returns keys' shards, [n] int64, as [n] int32."""
+        mixed = self._table.keys.MIXED  # type: ignore[union-attr]
+        return key_shards.shards_of(keys, self._world, mixed)
+
     def require(self, keys: np.ndarray) -> None:
         """Requires room for all keys, [n] int64.
 
         Raises:
             ValueError: a shard has no room for all of its keys.
         """
-        shortage = self._shortage(shards_of(keys, self._world))
+        shortage = self._shortage(self.shards_of(keys))
         if shortage:
             raise ValueError(
                 f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
@@ -70,7 +75,7 @@ class KeyRoom:
         `known` has the keys' counters by name; a missing counter is zeros.
         """
         kept = np.ones(len(keys), bool)
-        shard_of = shards_of(keys, self._world)
+        shard_of = self.shards_of(keys)
         if self._shortage(shard_of):
             zeros = np.zeros(len(keys), np.int64)
             order = eviction_order(
@@ -99,7 +104,7 @@ class KeyRoom:
         rule = self._table.keys.eviction  # type: ignore[union-attr]
         return (
             f"{self._owner} leaves out {np.sum(~kept)} of {len(keys)} keys of "
-            f"'{source}': {self._shortage(shards_of(keys, self._world))}. "
+            f"'{source}': {self._shortage(self.shards_of(keys))}. "
             f"These are the keys that eviction={rule!r} evicts first. More "
             "rows make room for all keys."
         )

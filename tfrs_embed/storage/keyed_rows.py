@@ -22,7 +22,6 @@ from tfrs_embed.checkpoint.rows import (
     HeldRows,
 )
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.key_room import KeyRoom
@@ -146,7 +145,7 @@ class KeyedRows:
             shard.gather(name, rows).numpy()
             for shard, _, rows in self._located(keys)
         ]
-        order = np.argsort(shards_of(keys, self.replicas.world), kind="stable")
+        order = np.argsort(self.room.shards_of(keys), kind="stable")
         found = np.empty((len(keys), *self.row_shape(name)), np.float32)
         found[order] = np.concatenate(self._gather(here))
         return found
@@ -214,7 +213,7 @@ class KeyedRows:
         """
         if name == CANDIDATES:
             candidates = checked_integers(name, values, 0, self.owner)
-            shard_of = shards_of(candidates[:, 0], self.replicas.world)
+            shard_of = self.room.shards_of(candidates[:, 0])
             for rank, shard in self.by_ranks():
                 shard.set_known(candidates=candidates[shard_of == rank])
         elif name == KEYS:
@@ -254,11 +253,11 @@ class KeyedRows:
         `known` has counters and candidates by name. Missing counters are zeros.
         """
         kept = self.room.choose(keys, known)
-        world, zeros = self.replicas.world, np.zeros(len(keys), np.int64)
+        zeros = np.zeros(len(keys), np.int64)
         frequency, last_used = (known.get(name, zeros) for name in COUNTERS)
         candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
-        shard_of = np.where(kept, shards_of(keys, world), -1)
-        shard_of_candidate = shards_of(candidates[:, 0], world)
+        shard_of = np.where(kept, self.room.shards_of(keys), -1)
+        shard_of_candidate = self.room.shards_of(candidates[:, 0])
         for rank, shard in self.by_ranks():
             mine = shard_of == rank
             shard.replace(
@@ -301,7 +300,7 @@ class KeyedRows:
         self, keys: np.ndarray
     ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
         """Yields each shard, the indices of keys with rows there, the rows."""
-        shard_of = shards_of(keys, self.replicas.world)
+        shard_of = self.room.shards_of(keys)
         for rank, shard in self.by_ranks():
             places = np.flatnonzero(shard_of == rank)
             rows = shard.key_table.find(tf.constant(keys[places])).numpy()
@@ -313,7 +312,7 @@ class KeyedRows:
 
         If `evicted`, they count as evicted.
         """
-        shard_of = shards_of(keys, self.replicas.world)
+        shard_of = self.room.shards_of(keys)
         rows = [
             shard.key_table.remove(keys[shard_of == rank], evicted)
             for rank, shard in self.by_ranks()
