@@ -91,3 +91,15 @@ def choice(value: Any, choices: Iterable[Any], what: str) -> None:
         raise ValueError(
             f"{what} must be one of {list(choices)}, got {value!r}."
         )
+
+
+def padding(value: Any, what: str) -> int | str | None:
+    """Returns an id that counts as absent; a TypeError if it can't be one."""
+    if value is None or isinstance(value, str):
+        return value
+    number = as_int(value)
+    if number is None:
+        raise TypeError(
+            f"{what} must be an integer, a string or None, got {value!r}."
+        )
+    return number  # Python's own, which JSON takes.

@@ -19,6 +19,7 @@ from tfrs_embed.compat.arguments import (
     flag,
     integer,
     integer_or_none,
+    padding,
 )
 
 #: One salt of SipHash: 128 bits as two integers, or one that is both.
@@ -72,7 +73,7 @@ class Hash:
             "Hash",
             buckets=integer_or_none,
             salt=_salt,
-            padding_value=_padding,
+            padding_value=padding,
         )
 
 
@@ -129,7 +130,7 @@ class QuotientRemainder:
             num_collisions=integer_or_none,
             hashed=flag,
             salt=_salt,
-            padding_value=_padding,
+            padding_value=padding,
         )
         choice(self.operation, get_args(Operation), f"{where}: operation")
         if (self.num_collisions or 0) > self.num_categories:
@@ -200,7 +201,7 @@ class Multiplex:
             where,
             chunks=integer,
             buckets=integer_or_none,
-            padding_value=_padding,
+            padding_value=padding,
         )
         given: Any = self.salts
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -325,14 +326,3 @@ def _salt(value: Any, what: str) -> tuple[int, int] | None:
             f"{what} must be an integer or two, got {len(numbers)}."
         )
     return numbers[0], numbers[1]
-
-
-def _padding(value: Any, what: str) -> int | str | None:
-    if value is None or isinstance(value, str):
-        return value
-    number = as_int(value)
-    if number is None:
-        raise TypeError(
-            f"{what} must be an integer, a string or None, got {value!r}."
-        )
-    return number  # Python's own, which JSON takes.

@@ -62,8 +62,9 @@ class _Layer(tf_keras.layers.Layer):
         if self.supports_masking and "call" in vars(self):
             # While Keras saves a SavedModel, a function replaces `call`, and
             # its outputs have no masks.
+            flat = tf.nest.flatten(outputs)
             masks = tf.nest.flatten(self.compute_mask(inputs))
-            for output, mask in zip(tf.nest.flatten(outputs), masks):
+            for output, mask in zip(flat, masks, strict=False):
                 # Subclasses may return something else than their vectors.
                 if mask is not None and mask.shape.is_compatible_with(
                     output.shape[:-1]

@@ -134,9 +134,9 @@ class TableLayer(TableHolder):
                 vectors, lookup_bags(features, bags), lookups, tf.float32
             )
             outputs = hashed_features.compose(features, bags, found, None)
-            outputs = map(_in_rows, features, called.ids, outputs)
+            rows = map(_in_rows, features, called.ids, outputs)
             return self._pack(
-                called, [self._as_shape(o.shape) for o in outputs]
+                called, [self._as_shape(each.shape) for each in rows]
             )
 
     def prefetch(

@@ -11,18 +11,24 @@ from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.tensors import to_tensor
 
 
-def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:
+def as_int64(
+    where: Any,
+    dtype: tf.DType,
+    ids: Any,
+    checks: Checks,
+    empty: bool = False,
+) -> Any:
     """Checks keys and returns them as int64, in the same kind of tensor.
 
     Keys are of the table's `dtype`, or of an integer dtype with a smaller
     range. The int64 of a uint64 has its bits, that of a string is its
-    fingerprint.
+    fingerprint. `empty`: whether strings may be empty.
     """
 
     def convert(values: tf.Tensor) -> tf.Tensor:
         _check_dtype(where, values.dtype, dtype)
         if dtype == tf.string:
-            return _fingerprints(where, values, checks)
+            return _fingerprints(where, values, checks, empty)
         # First to the keys' dtype, so that negative keys keep their sign.
         values = tf.cast(values, dtype)
         if dtype == tf.uint64:
@@ -72,8 +78,10 @@ def _check_dtype(where: Any, given: tf.DType, wanted: tf.DType) -> None:
     )
 
 
-def _fingerprints(where: Any, keys: tf.Tensor, checks: Checks) -> tf.Tensor:
-    """Returns 64-bit fingerprints of strings, which must not be empty."""
+def _fingerprints(
+    where: Any, keys: tf.Tensor, checks: Checks, may_be_empty: bool
+) -> tf.Tensor:
+    """Returns 64-bit fingerprints of strings."""
     flat = tf.reshape(keys, [-1])
     empty = tf.equal(flat, "")
 
@@ -85,6 +93,7 @@ def _fingerprints(where: Any, keys: tf.Tensor, checks: Checks) -> tf.Tensor:
             " is an empty string. Leave it out, or give it a name of its own.",
         )
 
-    checks.require(tf.logical_not(tf.reduce_any(empty)), text)
+    if not may_be_empty:
+        checks.require(tf.logical_not(tf.reduce_any(empty)), text)
     bytes_ = tf.fingerprint(flat)
     return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(keys))

@@ -95,14 +95,42 @@ def parse_ids(
     """
     if feature.table.storage is not None:
         refuse_in_xla(f"{feature}: tables in files")
-    if feature.table.keys is not None:
+    keys, padding = feature.table.keys, None
+    if keys is not None:
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
-        ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
+        padding = keys.padding_value
+        ids = as_int64(feature, keys.dtype, ids, checks, padding == "")
     ids = to_tensor(ids, f"{feature}: ids")
     in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     check_ids_dtype(feature, ids.dtype)
     parse = _parse_rows if in_rows else _parse_dense
-    return parse(feature, ids, weights, checks)
+    parsed = parse(feature, ids, weights, checks)
+    if keys is None or padding is None:
+        return parsed
+    constant = tf.constant(padding, keys.dtype)
+    return _without(
+        parsed, as_int64(feature, keys.dtype, constant, checks, True)
+    )
+
+
+def _without(parsed: ParsedIds, key: tf.Tensor) -> ParsedIds:
+    """Leaves a key out of the bags."""
+    ids = tf.reshape(parsed.ids, [-1])
+    if parsed.even:
+        bags = tf.range(tf.size(ids)) // parsed.max_bag_size
+    else:
+        bags = parsed.bag_of_id()
+    places = tf.where(tf.not_equal(ids, key))[:, 0]
+    kept = parsed.kept
+    if parsed.weights is not None:
+        kept = places if kept is None else tf.gather(kept, places)
+    return dataclasses.replace(
+        parsed,
+        ids=tf.gather(ids, places),
+        bag_ids=tf.gather(bags, places),
+        splits=None,
+        kept=kept,
+    )
 
 
 def _parse_dense(
