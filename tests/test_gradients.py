@@ -1061,7 +1061,7 @@ def test_a_function_reads_a_table_as_it_is_when_it_runs(kind):
         lambda: tf.convert_to_tensor(layer.embedding_tables["table"])
     )
     if keys is not None:
-        with pytest.raises(NotImplementedError, match="eagerly.*top_k"):
+        with pytest.raises(NotImplementedError, match=r"eagerly.*top_k"):
             read()
         return
     read()

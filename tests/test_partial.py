@@ -46,6 +46,34 @@ def make_layer(kind="partial", nest=lambda features: features, **kwargs):
     )
 
 
+def test_what_tables_do_not_have_cannot_be_set():
+    keyed = TableConfig("keyed", 60, 4, keys=tfrs_embed.DynamicKeys())
+    layer = layers.PartialTPUEmbedding(
+        {
+            "keyed": FeatureConfig("keyed", keyed),
+            "item": FeatureConfig("item", TableConfig("item", 80, 4)),
+            "few": FeatureConfig("few", TableConfig("few", 8, 4)),
+        },
+        "sgd",
+        size_threshold=50,
+    )
+    layer.build(None)
+    for name, table in layer.tables.items():
+        with pytest.raises(
+            AttributeError, match=rf"'trainable' of table '{name}'.*frozen by"
+        ):
+            table.trainable = False
+        assert not hasattr(table, "trainable")
+        with pytest.raises(AttributeError, match="no attribute 'size'"):
+            tfrs_embed.TopK(table).size = 3
+    with pytest.raises(AttributeError, match="trainable"):
+        layer.embedding_tables["keyed"].trainable = True
+    layer.trainable = False
+    assert not layer.trainable_variables
+    layer.trainable = True
+    assert layer.trainable_variables
+
+
 @pytest.mark.parametrize("kind", ["partial", "distributed"])
 def test_tables_are_a_mapping_by_name(kind):
     layer = make_layer(kind)

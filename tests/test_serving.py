@@ -724,6 +724,27 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     assert (path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_of_a_tables_own_dtype_may_be_infinite(tmp_path, dtype):
+    table = tfrs_embed.TableConfig("movie", 30, 3, dtype=dtype)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("movie", table), "sgd", size_threshold=0
+    )
+    values = np.ones([30, 3])
+    values[4, 1] = np.inf
+    layer.load_tables({"movie": values})
+    ids = tf.TensorSpec([None], tf.int64)
+    export(
+        layer,
+        tmp_path / "model",
+        signatures={"serving_default": (layer, [ids])},
+    )
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_array_equal(
+        served.serve(tf.range(30, dtype=tf.int64)), values
+    )
+
+
 def test_what_a_killed_export_left_is_replaced(tmp_path):
     model = make_ranker()
     model(INPUTS)

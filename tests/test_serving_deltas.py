@@ -82,6 +82,36 @@ def chain(tmp_path_factory):
     return trainer, folder
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_loaded_model_that_is_saved_again_keeps_its_deltas(tmp_path, mapped):
+    trainer = Trainer(tf.distribute.get_strategy())
+    model, base = trainer.model, tmp_path / "base"
+    trainer.train(range(10))
+    export(model, base, SPECS, updatable=True, mapped=mapped)
+    trainer.train(range(ROWS))  # More keys than there is room for.
+    delta = tmp_path / "delta"
+    export_delta(model, delta, since=base)
+    served, after = load(base), tmp_path / "after"
+    served.apply_delta(delta)
+    wrapping = tf.Module()
+    wrapping.served = served
+    signatures = dict(served.signatures)
+    tf.saved_model.save(served, str(tmp_path / "again"), signatures)
+    tf.saved_model.save(wrapping, str(tmp_path / "within"), signatures)
+    base.rename(tmp_path / "gone")
+    both = [load(tmp_path / "again"), load(tmp_path / "within").served]
+    for again in both:
+        np.testing.assert_array_equal(answers(again), answers(served))
+        assert apply(again, delta) == 1
+    trainer.train(range(20, 40))
+    export_delta(model, after, since=tmp_path / "again")
+    export(model, tmp_path / "fresh", SPECS)
+    fresh = load(tmp_path / "fresh")
+    for again in both:
+        assert apply(again, after) == 2
+        np.testing.assert_array_equal(answers(again), answers(fresh))
+
+
 def assert_refused(served, path, match, kind=tf.errors.InvalidArgumentError):
     """A delta that a served model refuses, and doesn't apply by halves."""
     before = answers(served)

@@ -7,6 +7,7 @@ some rows of before and some of after.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,14 @@ from tfrs_embed.compat.private_tensorflow import (
 from tfrs_embed.serving import updates
 from tfrs_embed.serving.chain import LINK, Link
 from tfrs_embed.serving.tables import ServedTables
+
+# A loaded model's functions take what TensorFlow makes a tensor of.
+tf.register_tensor_conversion_function(
+    os.PathLike,
+    lambda path, dtype=None, name=None, as_ref=False: tf.constant(
+        os.fspath(path), dtype, name=name
+    ),
+)
 
 #: The name of the function, and of its signature.
 APPLY_DELTA = "apply_delta"

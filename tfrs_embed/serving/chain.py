@@ -75,13 +75,14 @@ def read_link(path: str | os.PathLike[str]) -> Link:
     try:
         if tf.io.gfile.isdir(path):
             stored = tf.train.load_checkpoint(f"{path}/variables/variables")
-            [model] = stored.get_tensor(IDS).tolist()
-            return Link(model, 0, model, model)
+            # A loaded model that was saved again has the ids of deltas, too.
+            ids = stored.get_tensor(IDS).tolist()
+            return Link(ids[0], len(ids) - 1, ids[-1], ids[-2:][0])
         stored = tf.train.load_checkpoint(path)
         return Link(*(int(stored.get_tensor(name)) for name in LINK))
     except (
         # Tensors of other shapes and dtypes, too.
-        *(AttributeError, OverflowError, TypeError, ValueError),
+        *(AttributeError, LookupError, OverflowError, TypeError, ValueError),
         tf.errors.NotFoundError,
     ) as error:
         raise ValueError(

@@ -19,9 +19,10 @@ class MappedFile(tf.saved_model.experimental.TrackableResource):
 
     The file has the numbers row after row, as they are in memory, and nothing
     else. Whatever loads the model calls `_initialize` after it has restored the
-    variables, which may keep a variable without rows in the checkpoint. Where
-    there are kernels, the variable's memory is the file from then on; elsewhere
-    TensorFlow's operations read it.
+    variables, and the checkpoint of an export has the variable without rows.
+    Where there are kernels, the variable's memory is the file from then on;
+    elsewhere TensorFlow's operations read it. A loaded model that is saved
+    again has all rows in its checkpoint, also those of deltas: they stay.
 
     Args:
         variable: the variable; it may have any number of rows.
@@ -61,13 +62,18 @@ class MappedFile(tf.saved_model.experimental.TrackableResource):
             )
             return [rows]
 
-        path = self._asset.asset_path
-        [rows] = (
-            self._read(path)
-            if operations is None
-            else portable_call.call(self._read, kernel, [path])
-        )
-        tf.raw_ops.AssignVariableOp(resource=self._handle, value=rows)
+        def assign() -> tf.Tensor:
+            path = self._asset.asset_path
+            [rows] = (
+                self._read(path)
+                if operations is None
+                else portable_call.call(self._read, kernel, [path])
+            )
+            tf.raw_ops.AssignVariableOp(resource=self._handle, value=rows)
+            return tf.constant(True)
+
+        there = tf.raw_ops.VariableShape(input=self._handle)[0]
+        tf.cond(there > 0, lambda: False, assign)
 
     def _read(self, path: tf.Tensor) -> list[tf.Tensor]:
         """Does what the kernel does, in memory."""

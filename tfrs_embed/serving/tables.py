@@ -302,6 +302,9 @@ class ServedTable(Trackable):
         Raises a ValueError if the rows have values that the dtype can't hold.
         """
         with tf.device("CPU:0"):
+            rows = tf.convert_to_tensor(rows)
+            if rows.dtype == self._dtype:
+                return {PARAMETERS: rows}
             rows = tf.cast(rows, tf.float32)
             return stored_rows.encode(self.name, rows, self._dtype)
 

@@ -27,7 +27,6 @@ class CompositeVariable(Trackable):
     """
 
     on_read: Callable[[tf.Tensor], tf.Tensor] | None = None
-    trainable = False
     exporting = False
     dtype: tf.DType
     name: str
@@ -52,6 +51,11 @@ class CompositeVariable(Trackable):
     def _shared_name(self) -> str:
         """The variable's name in a checkpoint's description."""
         return self.name.split(":")[0]
+
+    @property
+    def trainable(self) -> bool:
+        """False: only lookups train a table."""
+        return False
 
     @abc.abstractmethod
     def numpy(self) -> Any:

@@ -77,6 +77,8 @@ class TopK:
         (TensorShape([3, 5]), TensorShape([3, 5]))
     """
 
+    __slots__ = ("__weakref__", "_k", "_table")
+
     def __init__(self, table: Retrievable, k: int = 10) -> None:
         self._table = table
         self._k = integer(k, f"Table '{table.spec.name}': k")

@@ -33,6 +33,16 @@ if TYPE_CHECKING:
     from tfrs_embed.storage.sharded import Part
 
 
+#: What can be set; other names would have no effect.
+_ATTRIBUTES = frozenset(
+    {
+        *("exchange", "hashed_by", "known_since", "layer", "moments"),
+        *("restored_from", "rule_slots", "shards", "sources", "spec"),
+        *("strategy", "variables"),
+    }
+)
+
+
 class TableState(Trackable, Changing):
     """A table's parameters and slots by name: variables, or objects like them.
 
@@ -75,6 +85,16 @@ class TableState(Trackable, Changing):
         if optimizer is not None:
             rate = SavedRate(f"{spec.name}/{LEARNING_RATE}", optimizer)
             self._track_trackable(rate, LEARNING_RATE)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises an AttributeError for what a table doesn't have."""
+        if name not in _ATTRIBUTES and not name.startswith("_"):
+            raise AttributeError(
+                f"'{name}' of table '{self.spec.name}' can't be set: a table "
+                "has what its TableConfig says. All tables of a layer are "
+                "frozen by layer.trainable = False."
+            )
+        super().__setattr__(name, value)
 
     def add(self, name: str, variable: Any) -> None:
         """Adds the variable `name`: "parameters" or a slot's name."""
