@@ -209,21 +209,27 @@ BAD = {
     # Ids of a wrong dtype.
     "float_ids": Bad(
         "dense",
-        tf.constant([1.0, 2.0, 3.0]),
-        TypeError,
-        ("ids must be integers, got float32",),
+        tf.constant([1.0, 2.5, 3.0]),
+        InvalidArgument,
+        ("id 2.5 is not an integer",),
     ),
     "float_ragged_ids": Bad(
         "bag",
-        ragged([[1.0], [], [2.0]], tf.float64),
-        TypeError,
-        ("ids must be integers, got float64",),
+        ragged([[1.0], [], [np.nan]], tf.float64),
+        InvalidArgument,
+        ("id nan is not an integer",),
     ),
     "half_sparse_ids": Bad(
         "bag",
-        sparse([[0, 0]], [1.0], [3, 2], tf.float16),
-        TypeError,
-        ("ids must be integers, got float16",),
+        sparse([[0, 0]], [-np.inf], [3, 2], tf.float16),
+        InvalidArgument,
+        ("id -inf is not an integer",),
+    ),
+    "float_id_too_large": Bad(
+        "dense",
+        tf.constant([1.0, 1e30, 3.0]),
+        InvalidArgument,
+        ("is out of range", *USER_RANGE),
     ),
     "bool_ids": Bad(
         "dense",
@@ -240,7 +246,7 @@ BAD = {
     # Ids that are no tensor.
     "no_ids": Bad("dense", None, TypeError, ("ids must be", "NoneType")),
     "ids_of_no_shape": Bad(
-        "dense", [[1], [2, 3]], TypeError, ("ids must be", "list")
+        "dense", [[1], 2], TypeError, ("ids must be", "list")
     ),
     # Ids of a wrong rank or shape.
     "ragged_ids_of_rank_3": Bad(
@@ -593,6 +599,14 @@ def test_training_goes_on_after_a_bad_step(graph):
 
 # Dtypes of ids.
 
+#: The rows whose numbers a dtype holds, all of them.
+FLOATS = {
+    tf.bfloat16: 2**8,
+    tf.float16: 2**11,
+    tf.float32: 2**24,
+    tf.float64: 2**53,
+}
+
 INTEGERS = {
     d.name: d
     for d in (
@@ -622,16 +636,47 @@ def counting_lookup(threshold, graph, rows):
 
 @BOTH_ROUTES
 @BOTH_MODES
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_ids_of_any_integer_dtype_are_looked_up(dtype, threshold, graph):
-    dtype = INTEGERS[dtype]
+@pytest.mark.parametrize("dtype", [*INTEGERS, "half", "float32", "float64"])
+def test_ids_of_any_dtype_that_holds_them_are_looked_up(
+    dtype, threshold, graph
+):
+    dtype = tf.as_dtype(dtype)
     # More rows than an 8-bit id can name.
     lookup = counting_lookup(threshold, graph, 300)
-    ids = [0, 127, min(299, dtype.max)]
+    ids = [0, 127, int(min(299, dtype.max))]
     outputs = lookup(tf.constant(ids, dtype))
     np.testing.assert_array_equal(outputs[:, 0], ids)
     bags = lookup(tf.ragged.constant([ids, []], dtype))
     np.testing.assert_allclose(bags[:, 0], [np.mean(ids), 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_ids_of_tables_whose_every_row_they_hold(dtype):
+    def parse(rows, hashing=None):
+        table = configs.TableSpec("t", rows, 1)
+        feature = configs.FeatureSpec("f", table, hashing=hashing)
+        return to_bags([feature], [tf.constant([255], dtype)], [None])[0].ids
+
+    rows = FLOATS[dtype]
+    np.testing.assert_array_equal(parse(rows), [255])
+    text = (
+        f"^Feature 'f' .*got {dtype.name}.*up to {rows} rows.* has {rows + 1}"
+    )
+    with pytest.raises(TypeError, match=text + ".*dtype='int64'"):
+        parse(rows + 1)
+    with pytest.raises(TypeError, match=f"strings, got {dtype.name}"):
+        parse(rows, tfrs_embed.Hash())
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan])
+def test_a_float_that_is_no_integer_is_not_absent(value):
+    table = tfrs_embed.TableConfig("t", 9, 2)
+    feature = tfrs_embed.FeatureConfig("f", table)
+    layer = layers.PartialTPUEmbedding(feature, "sgd", invalid_ids="zero")
+    absent = layer(tf.constant([-1.0, 9.0]))
+    np.testing.assert_array_equal(absent, np.zeros([2, 2]))
+    with pytest.raises(InvalidArgument, match=f"id {value} is not an integer"):
+        layer(tf.constant([value]))
 
 
 @BOTH_ROUTES

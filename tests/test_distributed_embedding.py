@@ -140,7 +140,7 @@ def test_tensorflows_configs_are_combined_too():
         ({"f": [[1, [2]], [3], [4], [5]]}, "list of rows"),
         ({"f": [[1, "a", 2]] * 4}, "neither all numbers nor all strings"),
         ({"f": {"g": 1}}, "must be one feature's tensor"),
-        ({"f": [[0.5, 1.0, 2.0]]}, "must be integers, got float64"),
+        ({"f": [[True, False, True]]}, "must be integers, got bool"),
     ],
 )
 def test_what_is_no_ids_is_an_error_that_names_the_feature(ids, problem):

@@ -134,7 +134,7 @@ def test_ids_outside_the_table_are_an_error():
         (ValueError, "combiner must be", (None, [[1]], "max")),
         (ValueError, "1D input with combiner is ambiguous", (None, [1], "sum")),
         (ValueError, "weights need a combiner", (None, [1], None, [1.0])),
-        (TypeError, "ids must be integers", (None, [1.0])),
+        (TypeError, "ids must be integers", (None, [True])),
         (
             ValueError,
             "Only support 2D input",

@@ -449,6 +449,32 @@ def test_mixed_precision(policy):
     assert_equal(tables_of(layer), expected, rtol=0.05, atol=2e-3)
 
 
+@on("keras:3", tier="more")
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("threshold", [0, None])
+def test_inputs_of_floats_are_ids_and_are_not_rounded(policy, threshold):
+    start = np.random.default_rng(0).normal(size=[600, 2]).round(1)
+    ids = np.array([[257, 3], [599, 257]])
+    table = TableConfig("t", 600, 2, keras.initializers.Constant(start))
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        layer = layers.PartialTPUEmbedding(
+            FeatureConfig("f", table), "sgd", size_threshold=threshold
+        )
+        inputs = keras.Input([2])  # Of floats.
+        model = keras.Model(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        found = model.predict(ids, verbose=0)
+        model.fit(ids, np.zeros([2, 2, 2]), verbose=0)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    np.testing.assert_allclose(found, start[ids], rtol=1e-2, atol=1e-2)
+    changed = np.flatnonzero(
+        (tables_of(layer)["t"] != np.float32(start)).any(1)
+    )
+    np.testing.assert_array_equal(changed, [3, 257, 599])
+
+
 def predictions_and_next_steps(model, inputs, labels):
     """What a reloaded model must reproduce."""
     before = model.predict(inputs, verbose=0)

@@ -436,18 +436,3 @@ def test_arrays_beside_tensors_are_ids():
         "short": np.ones(BATCH * STEPS, np.float32),
     }
     assert_close(layer(mixed, weights=weights), expected)
-
-
-def test_a_sequential_model_of_floats_is_told_of_its_ids():
-    layer = layers.PartialTPUEmbedding(
-        FeatureConfig("f", TableConfig("t", 60, 4)), "sgd"
-    )
-    model = keras.Sequential([layer, make_head()])
-    model.compile("sgd", "mse")
-    with pytest.raises(TypeError, match=r"begin it with keras\.Input"):
-        model.fit(np.arange(4), np.ones([4, 1]), verbose=0)
-    model = keras.Sequential(
-        [keras.Input((), dtype="int64"), layer, make_head()]
-    )
-    model.compile("sgd", "mse")
-    model.fit(np.arange(4), np.ones([4, 1]), verbose=0)

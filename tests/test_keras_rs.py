@@ -611,9 +611,11 @@ def test_a_models_own_class_is_built_of_shapes_as_it_is_loaded(
     np.testing.assert_array_equal(loaded(inputs), expected)
 
 
-def test_floats_are_no_ids_but_where_keras_has_only_shapes():
+def test_floats_are_ids_of_small_tables():
     layer = distributed("Keras 3", feature(TableConfig("t", 10, 4)))
-    with pytest.raises(TypeError, match="ids are integers"):
-        layer(keras.Input([3]))
-    with pytest.raises(TypeError, match="ids must be integers"):
-        layer(IDS.astype("float32"))
+    floats = keras.Input([3])
+    model = keras.Model(floats, layer(floats))
+    np.testing.assert_array_equal(model(IDS.astype("float32")), layer(IDS))
+    large = distributed("Keras 3", feature(TableConfig("t", 2**24 + 1, 4)))
+    with pytest.raises(TypeError, match=r"got float32.*dtype='int64'"):
+        large(floats)

@@ -656,8 +656,10 @@ def test_weights_of_another_kind_are_refused():
     ragged = tf.ragged.constant([[1.0]] * 4)
     with pytest.raises(TypeError, match="weights must be a Tensor like"):
         embedding.enqueue({"f": tf.range(4)}, {"f": ragged})
-    with pytest.raises(TypeError, match="ids must be integers, got float32"):
-        embedding.enqueue({"f": tf.ones([4])})
+    with pytest.raises(TypeError, match="ids must be integers, got bool"):
+        embedding.enqueue({"f": tf.ones([4], tf.bool)})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"id 0\.5 is"):
+        embedding.enqueue({"f": tf.fill([4], 0.5)})
 
 
 @pytest.mark.parametrize("in_graph", [False, True])

@@ -666,7 +666,7 @@ def test_wrong_kinds_of_inputs(kind):
         (tf.ragged.constant([[[1, 2], [3]], [[4]]]), None, "must have rank 2"),
         (ids, tf.ones([4, 3]), "weights must be a RaggedTensor"),
         (ids, ids.values[:, None], "weights must be a RaggedTensor"),
-        (tf.cast(ids, tf.float32), None, "ids must be integers"),
+        (tf.cast(ids, tf.bool), None, "ids must be integers"),
     ):
         with pytest.raises((ValueError, TypeError), match=message) as caught:
             look_up(layer, given, weights=weights)

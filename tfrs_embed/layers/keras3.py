@@ -127,16 +127,6 @@ class _Layer(keras.layers.Layer):
         def call(args: Any, kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
 
-        def refuse_floats(each: Any, *_: Any) -> None:
-            if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
-                raise TypeError(
-                    f"Layer '{self.name}' is called with a KerasTensor of "
-                    f"{each.dtype}, but ids are integers. A Sequential model "
-                    "takes its inputs for floats: begin it with keras.Input("
-                    "shape, dtype='int64')."
-                )
-
-        self._map_ids(refuse_floats, args[0] if args else kwargs.get("inputs"))
         if not self.built:
             self.build(None)
         traced = call.get_concrete_function(

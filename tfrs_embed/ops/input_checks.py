@@ -11,7 +11,15 @@ from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Condition, first, message
 from tfrs_embed.ops.joined import Joined
-from tfrs_embed.ops.tensors import to_tensor
+from tfrs_embed.ops.tensors import map_values, to_tensor
+
+# By dtype, the number up to which it holds every whole number.
+_WHOLE = {
+    tf.bfloat16: 2**8,
+    tf.float16: 2**11,
+    tf.float32: 2**24,
+    tf.float64: 2**53,
+}
 
 
 def require_output_shape(
@@ -206,20 +214,57 @@ def _rows(where: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.where(where)[:, 0], tf.int32)
 
 
-def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
-    """Raises a TypeError unless ids are integers, or hashed strings."""
-    hashing = feature.hashing
+def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
+    """Returns ids as integers, or as strings if hashed, in the same kind.
+
+    Floats are taken where their dtype holds every id of the table, because
+    Keras makes floats of inputs without a dtype. They must be whole numbers.
+
+    Raises:
+        TypeError: the ids are of another dtype.
+    """
+    dtype, hashing, size = ids.dtype, feature.hashing, 0
     any_id = hashing is not None and hashings.takes_any_id(hashing)
+    if dtype.is_integer or (any_id and dtype == tf.string):
+        return ids
     if dtype == tf.string:
-        if any_id:
-            return
         hint = "hashed=True" if hashing else "FeatureConfig(hashing=...)"
         raise TypeError(
             f"{feature}: ids must be integers, got string. {hint} takes any."
         )
-    if not dtype.is_integer:
-        kinds = "integers or strings" if any_id else "integers"
-        raise TypeError(
-            f"{feature}: ids must be {kinds}, got {dtype.name}. Cast them at "
-            "their origin: a float32 can't hold every id above 2^24."
-        )
+    text = f"{feature}: ids must be integers, got {dtype.name}."
+    if any_id:
+        text = text.replace("integers", "integers or strings")
+    elif isinstance(hashing, hashings.QuotientRemainder):
+        size = hashing.num_categories
+    else:
+        size = feature.table.vocabulary_size
+    largest = _WHOLE.get(dtype, 0)
+    if not 0 < size <= largest:
+        if largest:
+            text += (
+                f" {dtype.name} holds every id of up to {largest} rows"
+                f"{f'; the table has {size}' if size else ''}. Cast ids at "
+                "their origin. A Keras Input is of floats unless it has a "
+                "dtype: keras.Input(shape, dtype='int64')."
+            )
+        raise TypeError(text)
+
+    def convert(values: tf.Tensor) -> tf.Tensor:
+        wide = tf.cast(values, tf.float64)
+        whole = tf.math.is_finite(wide) & tf.equal(wide, tf.floor(wide))
+        flat = tf.reshape(wide, [-1])
+
+        def fraction() -> tf.Tensor:
+            wrong = ~tf.reshape(whole, [-1])
+            return message(
+                f"{feature}: id ", first(flat, wrong), " is not an integer."
+            )
+
+        checks.require(tf.reduce_all(whole), fraction)
+        # A cast of other numbers may give any id.
+        limit = float(_WHOLE[tf.float64])
+        known = tf.where(whole, tf.clip_by_value(wide, -limit, limit), -1.0)
+        return tf.cast(known, tf.int64)
+
+    return map_values(convert, ids)

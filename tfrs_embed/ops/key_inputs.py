@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.ops.tensors import to_tensor
+from tfrs_embed.ops.tensors import map_values, to_tensor
 
 
 def as_int64(
@@ -35,15 +35,10 @@ def as_int64(
             return tf.bitcast(values, tf.int64)
         return tf.cast(values, tf.int64)
 
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(convert(ids.flat_values))
-    if isinstance(ids, tf.SparseTensor):
-        converted = ids.with_values(convert(ids.values))
-        converted.set_shape(ids.shape)
-        return converted
-    if not tf.is_tensor(ids):
+    kinds = (tf.RaggedTensor, tf.SparseTensor)
+    if not (tf.is_tensor(ids) or isinstance(ids, kinds)):
         ids = _from_python(where, ids, dtype)
-    return convert(ids)
+    return map_values(convert, ids)
 
 
 def _from_python(where: Any, ids: Any, dtype: tf.DType) -> tf.Tensor:
@@ -72,6 +67,11 @@ def _check_dtype(where: Any, given: tf.DType, wanted: tf.DType) -> None:
     ):
         return
     hint = " Keys of another width would be other keys." if integers else ""
+    if given.is_floating:
+        hint = (
+            f" {given.name} doesn't hold every key. A Keras Input is of floats "
+            f"unless it has a dtype: keras.Input(shape, dtype='{wanted.name}')."
+        )
     raise TypeError(
         f"{where}: keys must be {wanted.name}, as its table's DynamicKeys say, "
         f"got {given.name}.{hint}"

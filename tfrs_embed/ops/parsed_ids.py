@@ -13,7 +13,7 @@ from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import Constants, bag_of_id, id_dtype
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
-    check_ids_dtype,
+    as_integers,
     require_output_shape,
     require_splits,
     sparse_order,
@@ -102,7 +102,7 @@ def parse_ids(
         ids = as_int64(feature, keys.dtype, ids, checks, padding == "")
     ids = to_tensor(ids, f"{feature}: ids")
     in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    check_ids_dtype(feature, ids.dtype)
+    ids = as_integers(feature, ids, checks)
     parse = _parse_rows if in_rows else _parse_dense
     parsed = parse(feature, ids, weights, checks)
     if keys is None or padding is None:

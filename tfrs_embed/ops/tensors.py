@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,17 @@ def to_tensor(
             "number, a list of numbers or a list of rows of numbers; got "
             f"{type(value).__name__}: {error}"
         ) from error
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], tensor: Any) -> Any:
+    """Applies a function to the values of a tensor of any kind."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.with_flat_values(function(tensor.flat_values))
+    if isinstance(tensor, tf.SparseTensor):
+        mapped = tensor.with_values(function(tensor.values))
+        mapped.set_shape(tensor.shape)
+        return mapped
+    return function(tensor)
 
 
 def _is_ragged(value: Any) -> bool:
