@@ -94,8 +94,11 @@ class Structure:
                         f"{where} must be a dict with the keys "
                         f"{list(template)}, got {_describe(node)}."
                     )
-                missing = [k for k in template if k not in node and not partial]
                 unknown = [k for k in node if k not in template]
+                # Beside unknown keys the missing ones show what is misspelt.
+                missing = [k for k in template if k not in node]
+                if partial and not unknown:
+                    missing = []
                 problems = [f"unknown keys {unknown}"] if unknown else []
                 hint = ""
                 if missing:
