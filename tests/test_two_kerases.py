@@ -102,8 +102,6 @@ import tfrs_embed
 layers = "tfrs_embed.layers.keras2"
 assert (layers in sys.modules) == ("tf_keras" in sys.modules)
 import tf_keras
-if sys.argv[2] == "named":
-    tfrs_embed.PartialTPUEmbedding
 model = tf_keras.models.load_model(sys.argv[1])
 assert model.layers[1].__class__ is tfrs_embed.PartialTPUEmbedding
 """
@@ -116,7 +114,7 @@ def test_tf_keras_finds_the_layers_of_a_file(name, tmp_path):
     require(SAVE, tmp_path / name)
     require(LOAD, tmp_path / name, "", TF_USE_LEGACY_KERAS="1")
     # Where tf_keras is imported later.
-    require(LOAD, tmp_path / name, "named")
+    require(LOAD, tmp_path / name, "")
 
 
 MOVE = """

@@ -159,6 +159,24 @@ class Subclassed(keras.Model):
 ABILITIES = {}
 
 
+#: Abilities whose checks trace much.
+COSTLY = (
+    "a tf.function of one's own that makes the variables",
+    "a training loop in a tf.function",
+    "fit under OneDeviceStrategy",
+    "jit_compile=True",
+    "save as a SavedModel",
+    "steps_per_execution=2",
+)
+#: The layers whose costly abilities each change's tests check.
+EACH_CHANGE = ("Embedding", "PartialTPUEmbedding, DynamicKeys")
+
+
+def is_costly(title, case):
+    """Whether only `make nightly` runs a cell."""
+    return title in COSTLY and case.name not in EACH_CHANGE
+
+
 def ability(title):
     return lambda check: ABILITIES.setdefault(title, check)
 

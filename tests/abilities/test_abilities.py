@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 import fronts
-from abilities.descriptors import ABILITIES, CASES
+from abilities.descriptors import ABILITIES, CASES, is_costly
 from abilities.table import PAGE, outcome, parse, render
-from plans import on
+from plans import nightly, on
 from tfrs_embed.compat.version import NEWEST_TENSORFLOW
 
 # Its cells share trained models.
@@ -15,6 +15,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 EXPECTED = parse(TEXT)
 
 
+@nightly(is_costly)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("title", ABILITIES)
 def test_a_cell_is_what_the_page_says(title, case):
