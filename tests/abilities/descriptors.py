@@ -169,7 +169,11 @@ COSTLY = (
     "steps_per_execution=2",
 )
 #: The layers whose costly abilities each change's tests check.
-EACH_CHANGE = ("Embedding", "PartialTPUEmbedding, DynamicKeys")
+EACH_CHANGE = (
+    "Embedding",
+    "PartialTPUEmbedding, large",
+    "PartialTPUEmbedding, DynamicKeys",
+)
 
 
 def is_costly(title, case):

@@ -88,7 +88,9 @@ class TableState(Trackable, Changing):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises an AttributeError for what a table doesn't have."""
-        if name not in _ATTRIBUTES and not name.startswith("_"):
+        own = name in _ATTRIBUTES or name.startswith("_")
+        # Keras sets the children of what it loads from a SavedModel.
+        if not own and self._lookup_dependency(name) is None:
             raise AttributeError(
                 f"'{name}' of table '{self.spec.name}' can't be set: a table "
                 "has what its TableConfig says. All tables of a layer are "
