@@ -74,7 +74,7 @@ class CompositeVariable(Trackable):
             with tf.init_scope(), tf.device("CPU:0"):
                 value = tf.constant(self.numpy())
         elif self.workers > 1 or strategies.in_tpu_replica():
-            value = self._read_in_graph()
+            value = CompositeVariable._read_in_graph(self)  # The error.
         else:
             # Of all replicas together: none has updated its part yet.
             context = tf.distribute.get_replica_context()

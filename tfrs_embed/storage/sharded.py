@@ -22,11 +22,7 @@ from tfrs_embed.checkpoint.rows import (
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
-from tfrs_embed.compat.strategies import (
-    NoValuesError,
-    in_tpu_replica,
-    is_offline,
-)
+from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
@@ -195,8 +191,6 @@ class ShardedVariable(CompositeVariable, Rows):
         return whole
 
     def _read_in_graph(self) -> tf.Tensor:
-        if self.workers > 1 or in_tpu_replica():
-            return super()._read_in_graph()
         return tf.ensure_shape(self.read_rows(0, self.shape[0]), self.shape)
 
     def assign(self, value: Any) -> None:
