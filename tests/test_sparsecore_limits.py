@@ -347,7 +347,7 @@ def unsorted():
     [
         ({"g": [0] * 8}, ValueError, ["'g'", "'f'"]),
         ([0] * 8, TypeError, ["batch 1", "dict"]),
-        ({"f": [0.5] * 8}, TypeError, ["'f'", "'t'", "integers", "float64"]),
+        ({"f": [0.5] * 8}, ValueError, ["'f'", "'t'", "0.5", "an integer"]),
         ({"f": [0] * 7}, ValueError, ["'f'", "'t'", "(7,)", "[8]"]),
         ({"f": [[0], [1, 2]]}, ValueError, ["'f'", "got 2", "[8]"]),
         ({"f": [0] * 7 + [64]}, ValueError, ["'f'", "'t'", "id 64", "0 to 63"]),
