@@ -433,6 +433,43 @@ def test_an_assigned_rate_is_restored(tmp_path, form, built):
     assert rates(other) == {"a": 0.25, "b": 0.125}
 
 
+OF_OTHER_RULES = {
+    "with slots": (tpu.Adagrad(0.5), tpu.Adam(0.25)),
+    "before there were none": (tpu.SGD(0.5), tpu.Adagrad(0.25)),
+    "now there are none": (tpu.FTRL(0.5), tpu.SGD(0.25)),
+}
+
+
+@pytest.mark.parametrize("form", OF_OTHER_RULES)
+@pytest.mark.parametrize("keys", [None, tfrs_embed.DynamicKeys()])
+@pytest.mark.parametrize("built", [False, True])
+def test_a_rate_of_another_rule_is_not_restored(tmp_path, form, keys, built):
+    def make_table(optimizer):
+        table = tfrs_embed.TableConfig("a", 5, 2, "ones", keys=keys)
+        return layers.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("a", table), optimizer, size_threshold=0
+        )
+
+    before, now = OF_OTHER_RULES[form]
+    saved, layer = make_table(before), make_table(now)
+    saved.build(None)
+    saved(tf.constant([3], tf.int64), training=True)
+    saved.table_optimizers["a"].learning_rate = 0.125
+    path = save(saved, tmp_path)
+    message = "'a/learning_rate' stays 0.25: .* 0.125 of another optimizer"
+    with pytest.warns(UserWarning, match=message):
+        if built:
+            layer.build(None)
+        status = restore(layer, path)
+        layer.build(None)
+    assert rates(layer) == {"a": 0.25}
+    status.expect_partial()
+    again = make_table(before)
+    restore(again, path)
+    again.build(None)
+    assert rates(again) == {"a": 0.125}
+
+
 def test_an_assigned_rate_is_restored_by_an_all_to_all_layer(tmp_path):
     def make_all_to_all():
         return layers.All2AllDenseEmbedding(8, 2, 1, 1, optimizer="sgd")

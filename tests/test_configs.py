@@ -57,6 +57,12 @@ def test_flags_of_layers_are_bools(value):
             kind(feature(), optimizer="sgd", **{name: value})
     with pytest.raises(TypeError, match="update_stats must be True or False"):
         tfrs_embed.DistributedEmbedding(feature(), update_stats=value)
+    with pytest.raises(TypeError, match="mask_zero must be True or False"):
+        tfrs_embed.Embedding(3, 2, mask_zero=value)
+    distributed = tfrs_embed.DistributedEmbedding(feature())
+    for layer in make_layer(feature()), distributed:
+        with pytest.raises(TypeError, match="partial must be True or False"):
+            layer(tf.constant([1]), partial=value)
 
 
 @pytest.mark.parametrize("place", ["auto", "row", "replicated"])
@@ -93,6 +99,20 @@ def test_a_table_needs_a_name(name):
 def test_a_tables_sizes_are_positive_integers(field, size):
     with pytest.raises(ValueError, match=f"'user': {field} .*>= 1.*{size!r}"):
         table(**{field: size})
+
+
+def test_a_table_has_no_more_numbers_than_an_int64_counts():
+    most = (2**63 - 1) // 8
+    assert table(vocabulary_size=most, embedding_dim=8).embedding_dim == 8
+    message = f"'user': vocabulary_size .* from 1 to {most}, got {most + 1}"
+    with pytest.raises(ValueError, match=message):
+        table(vocabulary_size=most + 1, embedding_dim=8)
+
+
+@pytest.mark.parametrize("dtype", [True, 1, "int32", object])
+def test_a_table_has_a_floating_dtype(dtype):
+    with pytest.raises(ValueError, match="'user': dtype must be one of"):
+        table(dtype=dtype)
 
 
 def test_a_tables_sizes_may_be_numpy_integers():
@@ -652,7 +672,9 @@ def test_a_communication_dtype_is_stored_by_name(dtype):
     PartialTPUEmbedding.from_config(config)
 
 
-@pytest.mark.parametrize("dtype", ["int8", tf.float64, "bfloat", 16, object()])
+@pytest.mark.parametrize(
+    "dtype", ["int8", tf.float64, "bfloat", 16, True, object()]
+)
 def test_another_communication_dtype_is_an_error(dtype):
     with pytest.raises(ValueError, match=r"communication_dtype .*'float16'\]"):
         PartialTPUEmbedding(feature(), "sgd", communication_dtype=dtype)

@@ -402,6 +402,12 @@ def test_a_full_disk_keeps_the_last_save(tmp_path):
     assert rows.tolist() == [3, 5]
 
 
+def test_a_managers_settings_are_not_set_later(tmp_path):
+    manager = DeltaManager(tf.train.Checkpoint(layer=make()), tmp_path)
+    with pytest.raises(AttributeError, match="no attribute 'max_to_keep'"):
+        manager.max_to_keep = 5
+
+
 def test_old_chains_are_removed(tmp_path):
     layer, _ = make()
     checkpoint = tf.train.Checkpoint(layer=layer)

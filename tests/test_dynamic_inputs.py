@@ -467,6 +467,8 @@ class TestDynamicEmbedding:
             ({"initial_vocabulary": ["a", ""]}, ValueError, "an empty string"),
             ({"initial_vocabulary": [["a"]]}, TypeError, r"\[n\]"),
             ({"initial_vocabulary": [1.5]}, TypeError, "integers or strings"),
+            ({"initial_vocabulary": 5}, TypeError, "strings, got 5"),
+            ({"initial_vocabulary": "ab"}, TypeError, "strings, got 'ab'"),
             ({"initial_vocabulary": [True]}, TypeError, "integers or strings"),
             ({"initial_vocabulary": ["a", 1]}, TypeError, "got .'a', 1."),
             ({"initial_vocabulary": ["a", None]}, TypeError, "None"),

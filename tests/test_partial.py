@@ -64,8 +64,14 @@ def test_what_tables_do_not_have_cannot_be_set():
         ):
             table.trainable = False
         assert not hasattr(table, "trainable")
+        with pytest.raises(
+            AttributeError, match=rf"'{name}' .*rates .*table_optimizers"
+        ):
+            table.learning_rate = 0.5
         with pytest.raises(AttributeError, match="no attribute 'size'"):
             tfrs_embed.TopK(table).size = 3
+    with pytest.raises(AttributeError, match="no attribute 'lr'"):
+        layer.table_optimizers["item"].lr = 0.5
     with pytest.raises(AttributeError, match="trainable"):
         layer.embedding_tables["keyed"].trainable = True
     layer.trainable = False

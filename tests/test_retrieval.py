@@ -244,6 +244,9 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=r"'t': queries .*\[batch, 8\]"):
             table.top_k(bad, 3)
+    for other in 5, "t", layer, tfrs_embed.TableConfig("t", 5, 2):
+        with pytest.raises(TypeError, match=r"TopK's table .* of a layer"):
+            tfrs_embed.TopK(other)
     with pytest.raises(TypeError, match="'t': queries must be floating"):
         table.top_k(queries.astype(np.int32), 3)
     for bad in ([1, 2, 3], [[1]] * 4, tf.ragged.constant([[1], [2, 3], []])):

@@ -719,6 +719,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     (path / "file").write_text("mine")
     with pytest.raises(ValueError, match=r"there already.* overwrite=True"):
         export(model, path, signature_of(INPUTS))
+    for name in "overwrite", "mapped", "updatable":
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            export(model, path, signature_of(INPUTS), **{name: "no"})
     with pytest.raises(ValueError, match="is no SavedModel: overwrite=True"):
         export(model, path, signature_of(INPUTS), overwrite=True)
     assert (path / "file").read_text() == "mine"

@@ -90,6 +90,12 @@ class DeltaManager:
         RuntimeError: a training step was traced before.
     """
 
+    __slots__ = (
+        *("__weakref__", "_background", "_checkpoint", "_directory", "_files"),
+        *("_full_every", "_last", "_lock", "_max_to_keep", "_moments", "_name"),
+        *("_next", "_reader"),
+    )
+
     def __init__(
         self,
         checkpoint: tf.train.Checkpoint,

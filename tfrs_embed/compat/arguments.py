@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-_MOST = 2**63 - 1
+#: The largest int64.
+MOST = 2**63 - 1
 
 
 def as_int(value: Any) -> int | None:
@@ -26,14 +28,14 @@ def as_int(value: Any) -> int | None:
         return None
 
 
-def integer(value: Any, what: str, least: int = 1, most: int = _MOST) -> int:
+def integer(value: Any, what: str, least: int = 1, most: int = MOST) -> int:
     """Returns an integer from `least` to `most` as int, else a ValueError.
 
     By default `most` is int64's.
     """
     number = as_int(value)
     if number is None or not least <= number <= most:
-        wanted = f">= {least}" if most == _MOST else f"from {least} to {most}"
+        wanted = f">= {least}" if most == MOST else f"from {least} to {most}"
         raise ValueError(f"{what} must be an integer {wanted}, got {value!r}.")
     return number
 
@@ -73,9 +75,23 @@ def convert_fields(
 
 def flag(value: Any, what: str) -> bool:
     """Returns a bool; a TypeError for other values."""
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} must be True or False, got {value!r}.")
-    return value
+    return bool(value)
+
+
+def dtype_name(value: Any, choices: Iterable[str], what: str) -> str:
+    """Returns the name of a dtype, or of its name; a ValueError for others."""
+    try:
+        # TensorFlow takes numbers, and so True, for codes of dtypes.
+        name: str = "" if isinstance(value, int) else tf.as_dtype(value).name
+    except (TypeError, ValueError):
+        name = ""
+    if name not in choices:
+        raise ValueError(
+            f"{what} must be one of {list(choices)}, got {value!r}."
+        )
+    return name
 
 
 def text(value: Any, what: str) -> str:

@@ -18,9 +18,11 @@ import tensorflow as tf
 
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.arguments import (
+    MOST,
     as_int,
     choice,
     convert_fields,
+    dtype_name,
     integer,
     text,
 )
@@ -130,8 +132,10 @@ class TableConfig:
             embedding_dim=integer,
             max_ids_per_partition=integer,
             max_unique_ids_per_partition=integer,
-            dtype=_dtype_name,
+            dtype=lambda dtype, what: dtype_name(dtype, DTYPES, what),
         )
+        most = MOST // self.embedding_dim
+        integer(self.vocabulary_size, f"{where}: vocabulary_size", most=most)
         choice(self.combiner, COMBINERS, f"{where}: combiner")
         choice(self.placement, get_args(TablePlace), f"{where}: placement")
         choice(self.rounding, get_args(Rounding), f"{where}: rounding")
@@ -643,19 +647,6 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
             "placement='replicated'."
         )
     return tuple(ids.tolist())
-
-
-def _dtype_name(dtype: Any, what: str) -> str:
-    """Returns the name of a table's dtype, one of `DTYPES`."""
-    try:
-        name = tf.as_dtype(dtype).name
-    except (TypeError, ValueError):
-        name = str(dtype)
-    if name not in DTYPES:
-        raise ValueError(
-            f"{what} must be one of {list(DTYPES)}, got {dtype!r}."
-        )
-    return name
 
 
 def _own_copy(initializer: Any) -> Any:

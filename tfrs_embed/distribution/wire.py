@@ -7,31 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat.arguments import dtype_name
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 
 
 def communication_dtype(value: Any) -> str:
-    """Checks an argument for the dtype in which rows and gradients are sent.
-
-    Args:
-        value: a name, or a dtype of TensorFlow or numpy.
-
-    Returns:
-        Its name, one of `ELEMENT_SIZES`.
-
-    Raises:
-        ValueError: it is another dtype, or none.
-    """
-    try:
-        name = None if value is None else tf.as_dtype(value).name
-    except TypeError:
-        name = None
-    if name not in ELEMENT_SIZES:
-        raise ValueError(
-            f"communication_dtype must be one of {list(ELEMENT_SIZES)}, got "
-            f"{value!r}."
-        )
-    return name
+    """Checks an argument for the dtype in which rows and gradients are sent."""
+    return dtype_name(value, ELEMENT_SIZES, "communication_dtype")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -248,7 +248,7 @@ class DistributedEmbedding(TableLayer):
             tf.errors.InvalidArgumentError: invalid values.
             RuntimeError: it should measure a batch, and is traced.
         """
-        called = self._read(inputs, weights, bool(partial))
+        called = self._read(inputs, weights, flag(partial, "partial"))
         bags = self._to_bags(called, training=False)
         if training and self._arguments.given["update_stats"]:
             if not tf.executing_eagerly():

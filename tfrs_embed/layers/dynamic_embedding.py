@@ -184,7 +184,7 @@ def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
     ):
         raise TypeError(
             "initial_vocabulary must be [n] integers or strings, got "
-            f"{keys.tolist()[:5]}."
+            f"{vocabulary!r:.80}."
         )
     if is_text:
         keys[:] = [tf.compat.as_bytes(key) for key in keys]

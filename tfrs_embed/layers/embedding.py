@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed.compat import keras_configs, kerases
-from tfrs_embed.compat.arguments import choice, integer
+from tfrs_embed.compat.arguments import choice, flag, integer
 from tfrs_embed.configs.tables import COMBINERS
 from tfrs_embed.configs.types import Combiner, KerasArguments
 from tfrs_embed.layers import errors
@@ -77,7 +77,7 @@ class Embedding(Layer):
         **kwargs: Unpack[KerasArguments],
     ) -> None:
         choice(combiner, (None, *COMBINERS), "combiner")
-        if mask_zero and combiner is not None:
+        if flag(mask_zero, "mask_zero") and combiner is not None:
             raise ValueError(
                 "mask_zero=True masks single ids; it has no meaning with "
                 f"combiner={combiner!r}."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
@@ -82,7 +83,7 @@ class TableLayer(TableHolder):
         partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        called = self._read(inputs, weights, bool(partial))
+        called = self._read(inputs, weights, flag(partial, "partial"))
         strategies.check(self.name, self._strategy)
         features = called.features
         self._note_kinds(dict(zip(called.places, called.ids, strict=True)))

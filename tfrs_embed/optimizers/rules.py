@@ -470,7 +470,8 @@ RULES: tuple[type[UpdateRule], ...] = (
 )
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+# In its slots, another name than `learning_rate` can't be set for nothing.
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class TableOptimizer:
     """An update rule with its learning rate, clipping and weight decay.
 
@@ -485,9 +486,7 @@ class TableOptimizer:
     rate: LearningRate
     source: Any
     options: UpdateOptions = NO_OPTIONS
-
-    def __post_init__(self) -> None:
-        self._step: Callable[[], Any] = lambda: 0
+    _step: Callable[[], Any] = dataclasses.field(default=lambda: 0, init=False)
 
     @property
     def needs_whole_rows(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
+from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.files import plain_path, remove_folder
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -132,6 +133,9 @@ def export(
     path = plain_path(path, "export").rstrip("/")
     if rows is not None and rows not in DTYPES:
         raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
+    flag(updatable, "updatable")
+    flag(mapped, "mapped")
+    flag(overwrite, "overwrite")
     functions = served_functions(model, input_signature, signatures or {})
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint

@@ -64,6 +64,7 @@ class TopK:
 
     Raises:
         ValueError: k isn't an integer of at least 1.
+        TypeError: the table isn't a layer's.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -80,8 +81,14 @@ class TopK:
     __slots__ = ("__weakref__", "_k", "_table")
 
     def __init__(self, table: Retrievable, k: int = 10) -> None:
+        spec = getattr(table, "spec", None)
+        if spec is None:
+            raise TypeError(
+                "TopK's table must be a table of a layer, "
+                f"layer.tables[name], got {table!r}."
+            )
         self._table = table
-        self._k = integer(k, f"Table '{table.spec.name}': k")
+        self._k = integer(k, f"Table '{spec.name}': k")
 
     def __call__(self, queries: Any, k: int | None = None) -> Best:
         """Returns `table.top_k(queries, k)`.

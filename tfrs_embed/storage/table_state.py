@@ -90,11 +90,12 @@ class TableState(Trackable, Changing):
         """Raises an AttributeError for what a table doesn't have."""
         own = name in _ATTRIBUTES or name.startswith("_")
         # Keras sets the children of what it loads from a SavedModel.
-        if not own and self._lookup_dependency(name) is None:
+        if not own and name not in self.variables:
             raise AttributeError(
                 f"'{name}' of table '{self.spec.name}' can't be set: a table "
                 "has what its TableConfig says. All tables of a layer are "
-                "frozen by layer.trainable = False."
+                "frozen by layer.trainable = False; rates are set in "
+                "layer.table_optimizers."
             )
         super().__setattr__(name, value)
 

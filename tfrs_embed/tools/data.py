@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import integer
+from tfrs_embed.compat.arguments import flag, integer
 
 __all__ = ["parquet_dataset"]
 
@@ -133,7 +133,7 @@ def parquet_dataset(
         pipeline = input_context.input_pipeline_id
     source = _Files(_paths(files), names, dict(default_values or {}))
     rows = sum(source.counts)
-    if drop_remainder:
+    if flag(drop_remainder, "drop_remainder"):
         rows -= rows % (pipelines * batch_size)
     if rows < pipelines:
         raise ValueError(
