@@ -154,10 +154,49 @@ def test_a_rule_is_the_same_after_it_was_tensorflows_optimizer(name):
 
 
 def test_the_names_of_optimizers_are_those_of_tensorflows_and_ours():
-    for name in typing.get_args(types.OptimizerName):
-        rule = type(conversion.convert(name, "Table 't'").rule)
-        assert rule in NAMED
-    assert len(typing.get_args(types.OptimizerName)) == len(NAMED)
+    named = [
+        type(conversion.convert(name, "Table 't'").rule)
+        for name in typing.get_args(types.OptimizerName)
+        if name not in OF_KERAS
+    ]
+    assert {*named} == {*NAMED} and len(named) == len(NAMED)
+
+
+OF_KERAS = {"adamw": "AdamW", "rmsprop": "RMSprop"}
+
+
+@pytest.mark.parametrize("name", OF_KERAS)
+def test_a_name_is_kerass_optimizer_with_its_defaults(name):
+    table = tfrs_embed.TableConfig("t", 9, 4, "ones")
+    feature = tfrs_embed.FeatureConfig("f", table)
+
+    def trained(layer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1, 5])) ** 2)
+        tape.gradient(loss, layer.trainable_variables)
+        return layer.embedding_tables["t"].numpy()
+
+    def make(optimizer):
+        return fronts.layers.PartialTPUEmbedding(
+            feature, optimizer, size_threshold=0
+        )
+
+    by_name = make(name)
+    again = make(name).get_config()  # Before it is built.
+    expected = trained(make(getattr(keras.optimizers, OF_KERAS[name])()))
+    assert not np.array_equal(expected[1], expected[2])
+    np.testing.assert_array_equal(trained(by_name), expected)
+    by_name.table_optimizers["t"].learning_rate = 0.25
+    for config in again, by_name.get_config():
+        copy = type(by_name).from_config(config)
+        copy.build(None)
+        given = 0.001 if config is again else 0.25
+        assert copy.table_optimizers["t"].learning_rate == np.float32(given)
+
+
+def test_an_unknown_optimizer_named_momentum_is_told_its_class():
+    with pytest.raises(ValueError, match=r"'t'.*SGD\(momentum=0.9\)"):
+        conversion.convert("momentum", "Table 't'")
 
 
 def test_a_rule_that_tpus_dont_have_is_an_error_that_says_what_they_have():

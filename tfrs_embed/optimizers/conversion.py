@@ -46,6 +46,8 @@ _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
 }
 # Adam, whose weight decay has a default.
 _OF_KERAS["AdamW"] = [Adam]
+# The optimizers of Keras by their names, where TensorFlow has none.
+_KERAS_NAMES = {"adamw": "AdamW", "rmsprop": "RMSprop"}
 
 
 def convert(
@@ -74,7 +76,10 @@ def convert(
         return optimizer
     source = optimizer
     if isinstance(optimizer, str):
-        optimizer = _by_name(optimizer, where)
+        optimizer = _by_name(optimizer, where, keras)
+        if type(optimizer) not in _OF_CLASS:
+            # Its rate is read at each step.
+            source = optimizer
     if isinstance(optimizer, Regularized):
         found = convert(optimizer.optimizer, where, keras)
         assert found is not None
@@ -121,12 +126,17 @@ def convert(
     raise TypeError(message)
 
 
-def _by_name(name: str, where: str) -> Any:
+def _by_name(name: str, where: str, keras: Any) -> Any:
     known = get_args(OptimizerName)
     if name.lower() not in known:
+        momentum = "; momentum is that of keras.optimizers.SGD(momentum=0.9)"
         raise ValueError(
-            f"{where}: unknown optimizer {name!r}; known are {sorted(known)}."
+            f"{where}: unknown optimizer {name!r}; known are {sorted(known)}"
+            f"{momentum if name.lower() == 'momentum' else ''}."
         )
+    if name.lower() in _KERAS_NAMES:
+        optimizers = (keras or kerases.default()).optimizers
+        return getattr(optimizers, _KERAS_NAMES[name.lower()])()
     kinds = {kind.__name__.lower(): kind for kind in _OF_CLASS}
     return kinds[name.lower().replace("_", "")]()
 
@@ -336,9 +346,13 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
             "class_name": type(optimizer).__name__,
             "config": config,
         }
+    if isinstance(optimizer, str) and optimizer.lower() in _KERAS_NAMES:
+        if trained_by is None:
+            return optimizer
+        optimizer = trained_by.source
     given = optimizer
     if isinstance(optimizer, str):
-        optimizer = _by_name(optimizer, "optimizer")
+        optimizer = _by_name(optimizer, "optimizer", None)
     if type(optimizer) not in _OF_CLASS:
         config = kerases.of(optimizer).optimizers.serialize(optimizer)
         return {"kind": "keras", "config": config}

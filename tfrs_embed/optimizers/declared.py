@@ -11,9 +11,17 @@ from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
 #: The names of optimizers with their defaults: those of
-#: `tf.tpu.experimental.embedding`, and of this module.
+#: `tf.tpu.experimental.embedding` and of this module, and Keras's AdamW and
+#: RMSprop.
 OptimizerName = Literal[
-    "sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"
+    "sgd",
+    "adagrad",
+    "adagrad_momentum",
+    "adam",
+    "adamw",
+    "ftrl",
+    "rmsprop",
+    "row_wise_adagrad",
 ]
 
 
