@@ -111,17 +111,6 @@ BAD_RULES = [
         ValueError,
         "max_rows must be an integer >= 1, got 0",
     ),
-    (
-        lambda: DynamicKeys(padding_value=""),
-        ValueError,
-        "padding_value='' is no key of dtype=int64",
-    ),
-    (
-        lambda: DynamicKeys(dtype=tf.uint8, padding_value=-1),
-        ValueError,
-        "padding_value=-1 is no key of dtype=uint8",
-    ),
-    (lambda: DynamicKeys(padding_value=0.5), TypeError, "padding_value .*0.5"),
 ]
 
 
@@ -595,7 +584,7 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys(),
         DynamicKeys("string", FrequencyAdmission(3), "lfu", candidates=7),
         DynamicKeys("uint8", ProbabilisticAdmission(0.25), TimeToLive(9)),
-        DynamicKeys(padding_value=0, when_full="grow", max_rows=50),
+        DynamicKeys(when_full="grow", max_rows=50),
     ]
     layer = layers.PartialTPUEmbedding(
         [
@@ -612,74 +601,6 @@ def test_a_layers_config_keeps_its_keys():
     assert [t.spec.keys for t in (other.tables[f"t{i}"] for i in range(4))] == (
         tables
     )
-
-
-def padded_layer(options, **keys):
-    table = tfrs_embed.TableConfig(
-        "ids",
-        20,
-        2,
-        keras.initializers.RandomNormal(seed=3),
-        combiner="mean",
-        keys=DynamicKeys(eviction="lfu", **keys),
-    )
-    feature = tfrs_embed.FeatureConfig("f", table, **options)
-    return layers.PartialTPUEmbedding(feature, "sgd", size_threshold=0)
-
-
-PADDED = np.array([[7, 3, 0, 0], [0, 9, 0, 0], [0, 0, 0, 0], [3, 5, 0, 6]])
-
-
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
-@pytest.mark.parametrize("how", ["sequence", "mean", "each"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("text", [False, True])
-def test_padding_has_no_row_no_counter_and_no_share(kind, how, weighted, text):
-    options = {
-        "sequence": {"max_sequence_length": 4},
-        "mean": {"output_shape": [None, 2]},
-        "each": {"combiner": None},
-    }[how]
-    ids = PADDED.astype(str) if text else PADDED
-    if text:
-        ids = np.where(PADDED == 0, "", ids)
-    padding, dtype = ("", tf.string) if text else (0, tf.int64)
-    weights = np.arange(1, 17, dtype="float32").reshape(4, 4) / 8
-    layer = padded_layer(options, dtype=dtype, padding_value=padding)
-    given = [tf.constant(ids, dtype), tf.constant(weights)]
-    if kind == "ragged":
-        given = [tf.RaggedTensor.from_tensor(each) for each in given]
-    elif kind == "sparse":
-        indices = [[i, j] for i in range(4) for j in range(4)]
-        given = [
-            tf.SparseTensor(indices, tf.reshape(each, [-1]), [4, 4])
-            for each in given
-        ]
-    with tf.GradientTape() as tape:
-        vectors = layer(given[0], given[1] if weighted else None, training=True)
-        loss = tf.reduce_sum(vectors)
-    table = layer.tables["ids"]
-    rows = {}
-    for key in (3, 5, 6, 7, 9):
-        bits = tf.fingerprint([str(key)])
-        number = tf.bitcast(bits, tf.int64).numpy()[0] if text else key
-        rows[key] = normal(3, int(number), 2)
-    rows[0] = np.zeros(2, "float32")
-    found = np.array([[rows[key] for key in row] for row in PADDED])
-    scales = np.where(PADDED > 0, weights if weighted else 1.0, 0.0)
-    expected = found * scales[..., None]
-    if how == "mean":
-        total = scales.sum(1, keepdims=True)
-        expected = expected.sum(1) / np.where(total > 0, total, 1.0)
-    elif how == "sequence":
-        np.testing.assert_array_equal(vectors._keras_mask, PADDED > 0)
-    if isinstance(vectors, tf.RaggedTensor):
-        vectors = vectors.to_tensor()
-    np.testing.assert_allclose(vectors, expected, rtol=1e-6, atol=1e-7)
-    tape.gradient(loss, layer.trainable_variables)
-    assert len(table.keys()) == 5
-    frequency = np.sort(table.variables["frequency"].numpy())
-    assert frequency[frequency > 0].tolist() == [1, 1, 1, 1, 2]
 
 
 def test_invalid_ids_of_keys_alone_name_padding_but_older_configs_load():

@@ -55,6 +55,7 @@ def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
             "sequences": feature.sequences,
             "combiner": "table" if feature.combined else None,
             "hashing": of(feature.hashing),
+            "padding_value": feature.padding_value,
         }
         for feature in features
     }

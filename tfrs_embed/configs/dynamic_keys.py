@@ -19,7 +19,6 @@ from tfrs_embed.compat.arguments import (
     integer,
     integer_or_none,
     number,
-    padding,
 )
 from tfrs_embed.configs.file_storage import FileStorage
 
@@ -160,9 +159,6 @@ class DynamicKeys:
             initial row. The table's rows in memory are the most used ones; it
             takes some 64 bytes of memory for each key in the file. It needs
             kernels, and a CPU. None: what is evicted is gone.
-        padding_value: the key that counts as absent, an integer or, of strings,
-            a string: its vector is zeros, and it has no row, no counter, no
-            share of a mean, and False in masks. None: every key is a key.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -176,7 +172,6 @@ class DynamicKeys:
     candidates: int | None = None
     max_rows: int | None = None
     spill: FileStorage | None = None
-    padding_value: int | str | None = None
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -190,20 +185,7 @@ class DynamicKeys:
             dtype=as_key_dtype,
             candidates=integer_or_none,
             max_rows=integer_or_none,
-            padding_value=padding,
         )
-        value, dtype = self.padding_value, self.dtype
-        if value is not None and (
-            isinstance(value, str) != (dtype == tf.string)
-            or (
-                not isinstance(value, str)
-                and not dtype.min <= value <= dtype.max
-            )
-        ):
-            raise ValueError(
-                f"DynamicKeys: padding_value={value!r} is no key of "
-                f"dtype={dtype.name}."
-            )
         if not isinstance(
             self.admission,
             (FrequencyAdmission, ProbabilisticAdmission, type(None)),

@@ -24,6 +24,7 @@ from tfrs_embed.compat.arguments import (
     convert_fields,
     dtype_name,
     integer,
+    padding,
     text,
 )
 from tfrs_embed.configs import hashing as hashings
@@ -235,6 +236,11 @@ class FeatureConfig:
             embedding_dim]` without padding, dense ids give their shape +
             `[embedding_dim]`, and weights multiply the vectors. It excludes
             `output_shape` and `max_sequence_length`. TPUs take dense ids only.
+        padding_value: the id that stands for none in padded batches, an integer
+            or, of keys that are strings, a string. Its vector is zeros, it has
+            no share of a mean, no row is read or changed for it, no key gets a
+            row, and masks have False for it. It may be in the table's range, as
+            0. None: every id is one. `hashing` has a padding_value of its own.
 
     Raises:
         ValueError: a value is out of its range.
@@ -248,6 +254,7 @@ class FeatureConfig:
     max_sequence_length: int = 0
     hashing: Hashing | None = None
     combiner: Literal["table"] | None = "table"
+    padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
         text(self.name, "A feature's name")
@@ -259,6 +266,7 @@ class FeatureConfig:
             input_shape=_as_shape,
             output_shape=_as_shape,
             max_sequence_length=functools.partial(integer, least=0),
+            padding_value=padding,
         )
         choice(self.combiner, ("table", None), f"{where}: combiner")
         for setting in ("output_shape", "max_sequence_length"):
@@ -270,6 +278,8 @@ class FeatureConfig:
                 )
         if self.hashing is not None:
             self._check_hashing(where)
+        if self.padding_value is not None:
+            self._check_padding(where)
         table: Any = self.table
         of_tpu = isinstance(table, _tpu.TableConfig)
         dim = table.dim if of_tpu else table.embedding_dim
@@ -282,6 +292,17 @@ class FeatureConfig:
                 f"{where}: output_shape must be [batch, ..., {dim}], with the "
                 f"embedding_dim{several}, got {list(self.output_shape)}."
             )
+
+    def _check_padding(self, where: str) -> None:
+        value, keys = self.padding_value, getattr(self.table, "keys", None)
+        where = f"{where} (table '{self.table.name}'): padding_value={value!r}"
+        if self.hashing is not None:
+            raise ValueError(f"{where} is to be given to its hashing.")
+        dtype = tf.int64 if keys is None else keys.dtype
+        if isinstance(value, str) != (dtype == tf.string) or (
+            not isinstance(value, str) and not dtype.min <= value <= dtype.max
+        ):
+            raise ValueError(f"{where} is no id of {dtype.name}.")
 
     def _check_hashing(self, where: str) -> None:
         where = f"{where} (table '{self.table.name}')"
@@ -405,6 +426,12 @@ class FeatureSpec:
     def combined(self) -> bool:
         """Whether a row of ids becomes one vector; else each id does."""
         return getattr(self.source, "combiner", "table") is not None
+
+    @property
+    def padding_value(self) -> int | str | None:
+        """The id that stands for none, or None."""
+        given = self.source if self.hashing is None else self.hashing
+        return getattr(given, "padding_value", None)
 
     @property
     def width(self) -> int:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
 
-def _takes_any_key(table: Any) -> bool:
-    """Whether a table or its declaration has keys, none of them padding."""
-    keys = getattr(table, "keys", None)
-    return keys is not None and keys.padding_value is None
+def _takes_any_key(feature: Any) -> bool:
+    """Whether a feature or its declaration has keys, none of them padding."""
+    keys = getattr(feature.table, "keys", None)
+    return keys is not None and feature.padding_value is None
 
 
 class TableHolder(Layer):
@@ -86,13 +86,13 @@ class TableHolder(Layer):
                     "which Keras's activity_regularizer doesn't take: add a "
                     "loss of their values to the model."
                 )
-        keyed = [f.table for f in spec.features if _takes_any_key(f.table)]
+        keyed = [f for f in spec.features if _takes_any_key(f)]
         if arguments.invalid_ids == "zero" and len(keyed) == len(spec.features):
             raise ValueError(
                 f"Layer '{self.name}': invalid_ids='zero' has no meaning for "
                 f"{spec.features[0]}: every key is valid in tables with "
                 "DynamicKeys. A key that stands for padding is "
-                "DynamicKeys(padding_value=...)."
+                "FeatureConfig(padding_value=...)."
             )
         # Imported here, as a program's start needs neither plans nor engines.
         from tfrs_embed.configs.plan_placements import with_plan
@@ -487,7 +487,7 @@ class TableHolder(Layer):
                     config[cls._FEATURES], cls._keras
                 )
                 if arguments.get("invalid_ids") == "zero" and all(
-                    _takes_any_key(feature.table)
+                    _takes_any_key(feature)
                     for feature in tf.nest.flatten(arguments[cls._FEATURES])
                 ):
                     # Older versions took and ignored it.

@@ -1,4 +1,4 @@
-"""Rows of hashed features' ids."""
+"""Rows of ids that are hashed, or that may be padding."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ def parts(
 ) -> list[ParsedIds]:
     """Splits a feature's ids into the ids of its `bagged` features.
 
-    A hashed feature gives the rows of each lookup, -1 for absent ids. If an
-    id's rows are multiplied, the first part has the ids' positions, and each id
-    is a bag of its own in the others.
+    Ids of a feature with padding become rows, -1 for absent ids. A hashed
+    feature gives such rows of each lookup. If an id's rows are multiplied, the
+    first part has the ids' positions, and each id is a bag of its own in the
+    others.
     """
     feature = parsed.feature
     hashing = feature.hashing
-    if hashing is None:
+    if feature.table.keys is not None or (
+        hashing is None and feature.padding_value is None
+    ):
         return [parsed]
     absent = padding(feature, parsed.ids)
-    if not hashings.takes_any_id(hashing):
+    takes_any_id = hashing is not None and hashings.takes_any_id(hashing)
+    if not takes_any_id:
         absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
     made = rows(feature, parsed.ids, absent, training)
     # Hashing makes no other -1.
-    may_be_absent = hashing.padding_value is not None or (
-        invalid_ids == "zero" and not hashings.takes_any_id(hashing)
+    may_be_absent = feature.padding_value is not None or (
+        invalid_ids == "zero" and not takes_any_id
     )
     parsed = dataclasses.replace(
-        parsed, may_be_absent=may_be_absent, hashed=True
+        parsed, may_be_absent=may_be_absent, are_rows=True
     )
-    if not hashings.multiplies(hashing):
+    if hashing is None or not hashings.multiplies(hashing):
         return [
             dataclasses.replace(parsed, feature=f, ids=each)
             for f, each in zip(feature.bagged, made, strict=True)
@@ -65,7 +69,7 @@ def parts(
                 shape,
                 static,
                 may_be_absent=may_be_absent,
-                hashed=True,
+                are_rows=True,
             )
             for f, each in zip(others, made, strict=True)
         ),
@@ -78,19 +82,20 @@ def rows(
     absent: tf.Tensor | None = None,
     training: bool = False,
 ) -> list[tf.Tensor]:
-    """Returns the rows of a hashed feature's ids, integers or strings.
+    """Returns the rows of a feature's ids, integers or, hashed, strings.
 
     The result has for each of the feature's lookups int64 of the ids' shape, -1
     where `absent` is true. `training` tells whether this is part of a training
     step, which is never exported.
     """
     hashing, size = feature.hashing, feature.table.vocabulary_size
-    assert hashing is not None
 
     def hash_ids(buckets: int, *salts: Any) -> list[tf.Tensor]:
         return backend.of(None, training).hash_ids(ids, buckets, salts)
 
-    if isinstance(hashing, QuotientRemainder):
+    if hashing is None:
+        made = [tf.cast(ids, tf.int64)]
+    elif isinstance(hashing, QuotientRemainder):
         collisions = hashings.num_collisions(hashing, size)
         if hashing.hashed:
             [category] = hash_ids(hashing.num_categories, hashing.salt)
@@ -115,8 +120,7 @@ def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
         TypeError: ids are integers and the padding value is a string, or vice
             versa.
     """
-    assert feature.hashing is not None
-    value = feature.hashing.padding_value
+    value = feature.padding_value
     if value is None or ids.shape.num_elements() == 0:
         return None  # Empty lists have any dtype.
     strings = ids.dtype == tf.string
@@ -137,9 +141,14 @@ def _out_of_range(
     invalid_ids: str,
     checks: Checks,
 ) -> tf.Tensor:
-    """Returns which ids are absent: padding, or not a category."""
-    assert isinstance(feature.hashing, QuotientRemainder)
-    count = feature.hashing.num_categories
+    """Returns which ids are absent: padding, or not a category or a row."""
+    hashing, count = feature.hashing, feature.table.vocabulary_size
+    allowed = f"the table has {count} rows, valid ids are 0 to {count - 1} and "
+    allowed += f"padding_value={feature.padding_value}."
+    if isinstance(hashing, QuotientRemainder):
+        count = hashing.num_categories
+        allowed = f"its QuotientRemainder has num_categories={count}, valid "
+        allowed += f"ids are 0 to {count - 1}. With hashed=True any are."
     inside = valid(ids, count)
     wrong = tf.logical_not(inside)
     if absent is not None:
@@ -150,9 +159,7 @@ def _out_of_range(
             lambda: message(
                 f"{feature}: id ",
                 first(tf.reshape(ids, [-1]), tf.reshape(wrong, [-1])),
-                f" is out of range; its QuotientRemainder has num_categories="
-                f"{count}, valid ids are 0 to {count - 1}. With hashed=True "
-                "any are.",
+                f" is out of range; {allowed}",
             ),
         )
     return wrong if absent is None else wrong | absent

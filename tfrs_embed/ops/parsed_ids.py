@@ -40,8 +40,9 @@ class ParsedIds:
             the bags are `even`; None: unknown.
         kept: [n], the ids' positions among the weights; None: all, in order.
         may_be_absent: whether ids may be absent: ids outside the table, and -1
-            among hashed ids.
-        hashed: whether hashing made the ids, so that they need no check.
+            among rows.
+        are_rows: whether ids are rows, from hashing or after a check, and need
+            none.
         combined: whether the table's combiner makes one vector of a bag's ids.
             Else each id has a vector, which its weight multiplies.
         all_valid: as in `BaggedIds`.
@@ -57,7 +58,7 @@ class ParsedIds:
     kept: tf.Tensor | None = None
     splits: tf.Tensor | None = None
     may_be_absent: bool = False
-    hashed: bool = False
+    are_rows: bool = False
     combined: bool = False
     all_valid: tf.Tensor | None = None
 
@@ -79,7 +80,7 @@ class ParsedIds:
     @property
     def is_number(self) -> bool:
         """Whether the ids are row numbers from the user, which need a check."""
-        return self.feature.table.keys is None and not self.hashed
+        return self.feature.table.keys is None and not self.are_rows
 
     def bag_of_id(self) -> tf.Tensor:
         """Returns each id's bag, [n] int32, of bags that are not `even`."""
@@ -95,10 +96,9 @@ def parse_ids(
     """
     if feature.table.storage is not None:
         refuse_in_xla(f"{feature}: tables in files")
-    keys, padding = feature.table.keys, None
+    keys, padding = feature.table.keys, feature.padding_value
     if keys is not None:
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
-        padding = keys.padding_value
         ids = as_int64(feature, keys.dtype, ids, checks, padding == "")
     ids = to_tensor(ids, f"{feature}: ids")
     in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))

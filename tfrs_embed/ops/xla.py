@@ -52,7 +52,7 @@ def mark(
     for each in parsed:
         each.flatten(constants)
         size = each.feature.table.vocabulary_size
-        inside.append(each.ids >= 0 if each.hashed else valid(each.ids, size))
+        inside.append(each.ids >= 0 if each.are_rows else valid(each.ids, size))
     shapes_fit = checks.hold()
     required = [
         tf.reduce_all(mask)

@@ -167,7 +167,9 @@ def read(
         bags = _alone(bags)
     if bags.values.size:
         _check(bags.values, feature, where, in_range)
-    return [bags] if feature.hashing is None else _hashed(bags, feature)
+    if feature.hashing is None and feature.padding_value is None:
+        return [bags]
+    return _rows(bags, feature)
 
 
 def _bags(value: Any, feature: FeatureSpec, where: str) -> Bags:
@@ -229,8 +231,8 @@ def _alone(bags: Bags) -> Bags:
     )
 
 
-def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
-    """The rows of a hashed feature's lookups."""
+def _rows(bags: Bags, feature: FeatureSpec) -> list[Bags]:
+    """The rows of a feature's lookups, or its keys, without padding."""
     values = bags.values
     if not values.size:
         return [bags] * len(feature.lookups)
@@ -241,6 +243,8 @@ def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
     kept = dataclasses.replace(
         bags, splits=splits, ragged=bags.ragged or not there.all()
     )
+    if feature.hashing is None:
+        return [dataclasses.replace(kept, values=values[there])]
     if hashings.multiplies(feature.hashing):
         kept = _alone(kept)
     return [
@@ -273,8 +277,8 @@ def _check(
         else table.vocabulary_size
     )
     outside = (values < 0) | (values >= count)
-    if hashing is not None and hashing.padding_value is not None:
-        outside &= values != hashing.padding_value
+    if feature.padding_value is not None:
+        outside &= values != feature.padding_value
     wrong = values[outside]
     if wrong.size:
         raise ValueError(f"{where}: id {wrong[0]} is not in [0, {count}).")
