@@ -120,9 +120,8 @@ def _group(
             weights = tf.where(there, weights, 0.0)
     elif parsed.may_be_absent:
         # A bag without ids gives a zero vector.
-        there = (
-            ids >= 0 if parsed.are_rows else valid(ids, table.vocabulary_size)
-        )
+        size = table.vocabulary_size
+        there = ids >= 0 if parsed.are_rows else valid(ids, size)
         kept = tf.where(there)[:, 0]
         bag = (
             tf.cast(kept // bag_size, tf.int32)
