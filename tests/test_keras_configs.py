@@ -479,7 +479,7 @@ def test_every_public_object_of_a_keras_is_made_again(keras, kind, cls):
     ],
 )
 def test_every_initializer_is_made_again_in_layers_of_both(keras, given):
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(serialization.initializer_to_config(given, keras, ""))
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert type(again) is type(given)
     assert again.get_config() == given.get_config()
@@ -537,7 +537,7 @@ def test_a_seed_generator_is_made_again(keras):
     given = keras_3.initializers.RandomNormal(
         seed=keras_3.random.SeedGenerator(3)
     )
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(serialization.initializer_to_config(given, keras, ""))
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert again.get_config() == given.get_config()
 
@@ -704,7 +704,7 @@ class Doubled(Sevens):
 )
 def test_an_initializer_in_an_initializer_is_made_again(inner, keras):
     given = Doubled(inner)
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(serialization.initializer_to_config(given, keras, ""))
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     np.testing.assert_array_equal(again([9, 4]), given([9, 4]))
 
@@ -824,3 +824,38 @@ def test_a_value_that_no_layer_stores_is_an_error(place, value, message, keras):
     cls, config = config_with(keras, place, value)
     with pytest.raises(ValueError, match=message):
         cls.from_config(config)
+
+
+@BOTH
+@pytest.mark.parametrize("of", ["keras", "tensorflow"])
+def test_an_initializer_of_too_many_numbers_does_not_go_into_json(keras, of):
+    values = np.broadcast_to(np.float32(1), [2**21 + 1, 8])  # Takes no memory.
+    kind = keras.initializers.Constant
+    if of == "tensorflow":
+        kind = tf.constant_initializer
+    start = kind(values)
+    table = TableConfig("t", *values.shape, start)
+    own = LAYERS[keras]
+    partial = own.PartialTPUEmbedding(FeatureConfig("f", table), "sgd")
+    for layer, where in (
+        (partial, "Table 't'"),
+        (own.Embedding(*values.shape, start, name="e"), "Layer 'e': embedd"),
+    ):
+        match = f"{where}.* at most 16,777,216 numbers .* has 16,777,224"
+        with pytest.raises(NotImplementedError, match=match):
+            layer.get_config()
+    few = TableConfig("t", 9, 4, kind(np.ones([9, 4], np.float32)))
+    layer = own.PartialTPUEmbedding(FeatureConfig("f", few), "sgd")
+    again = type(layer).from_config(as_json(layer.get_config()))
+    assert np.array_equal(again([[3]]), layer([[3]]))
+
+
+@BOTH
+def test_an_optimizers_config_is_told_how_to_become_one(keras):
+    config = keras.optimizers.serialize(keras.optimizers.Adam())
+    feature = FeatureConfig("f", TableConfig("t", 9, 4))
+    with pytest.raises(TypeError, match=r"'class_name'.*optimizers.deserial"):
+        LAYERS[keras].PartialTPUEmbedding(feature, config)
+    with pytest.raises(TypeError, match=r"'t'.*optimizers.deserialize"):
+        table = TableConfig("t", 9, 4, optimizer=config)
+        LAYERS[keras].DistributedEmbedding(FeatureConfig("f", table))

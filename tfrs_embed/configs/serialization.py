@@ -171,7 +171,9 @@ def _table_to_config(
     stored = {
         "name": source.name,
         "embedding_dim": table.dim,
-        "initializer": initializer_to_config(source.initializer, keras),
+        "initializer": initializer_to_config(
+            source.initializer, keras, f"Table '{source.name}'"
+        ),
         "optimizer": optimizer,
     }
     # Placement and hot rows are the spec's, as a plan may have set both.
@@ -202,8 +204,12 @@ def _table_from_config(
     return _tpu.TableConfig(**arguments)
 
 
-def initializer_to_config(initializer: Any, keras: Any) -> Any:
-    """Returns an initializer as JSON-able."""
+def initializer_to_config(initializer: Any, keras: Any, where: str) -> Any:
+    """Returns an initializer as JSON-able.
+
+    `where` begins the NotImplementedError of one that has too many numbers.
+    """
+    keras_configs.require_small(initializer, where)
     if kerases.is_initializer(initializer):
         own = kerases.of(initializer)
         config = own.initializers.serialize(initializer)

@@ -147,8 +147,9 @@ class Embedding(Layer):
         for name in ("input_dim", "output_dim", "mask_zero", "combiner"):
             config[name] = getattr(self, name)
         for name, kind in _KINDS.items():
-            module = getattr(self._keras, kind)
-            config[name] = module.serialize(getattr(self, name))
+            module, value = getattr(self._keras, kind), getattr(self, name)
+            keras_configs.require_small(value, f"Layer '{self.name}': {name}")
+            config[name] = module.serialize(value)
         return config
 
     @classmethod

@@ -120,8 +120,8 @@ def _group(
             weights = tf.where(there, weights, 0.0)
     elif parsed.may_be_absent:
         # A bag without ids gives a zero vector.
-        size = table.vocabulary_size
-        there = ids >= 0 if parsed.are_rows else valid(ids, size)
+        rows = table.vocabulary_size
+        there = ids >= 0 if parsed.are_rows else valid(ids, rows)
         kept = tf.where(there)[:, 0]
         bag = (
             tf.cast(kept // bag_size, tf.int32)

@@ -94,6 +94,11 @@ def convert(
         )
     if type(optimizer) in _OF_CLASS:
         return _from_class(optimizer, where, source)
+    if isinstance(optimizer, Mapping):
+        raise TypeError(
+            f"{where}: an optimizer's config, {[*optimizer]}, is made one by "
+            "keras.optimizers.deserialize(config)."
+        )
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
