@@ -287,6 +287,51 @@ def test_layers_behind_mask_zero_leave_out_id_0_as_with_keras(kind):
     )
 
 
+def lstm():
+    return keras.layers.LSTM(
+        2, kernel_initializer="ones", recurrent_initializer="ones"
+    )
+
+
+@on("keras:3")
+@pytest.mark.parametrize("behind", ["loss", "lstm", "bidirectional"])
+def test_masks_weigh_losses_and_steps_as_with_keras(behind):
+    ids = np.array([[3, 0, 0], [1, 2, 0], [0, 5, 4]], "int32")
+    results = []
+    for kind in (layers.Embedding, keras.layers.Embedding):
+        start = keras.Input((3,), dtype="int32")
+        layer = kind(10, 2, mask_zero=True)
+        output = layer(start)
+        if behind == "lstm":
+            output = lstm()(output)
+        elif behind == "bidirectional":
+            output = keras.layers.Bidirectional(lstm())(output)
+        model = keras.Model(start, output)
+        layer.set_weights([TABLE / 20])
+        model.compile("sgd", "mse", weighted_metrics=["mae"], run_eagerly=True)
+        targets = np.zeros([3, *output.shape[1:]], "float32")
+        logs = model.train_on_batch(ids, targets, return_dict=True)
+        results.append([*logs.values(), layer.get_weights()[0]])
+        if behind == "loss":
+            squares = (TABLE[[3, 1, 2, 5, 4]] / 20) ** 2
+            np.testing.assert_allclose(logs["loss"], squares.mean(), 1e-5)
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert not np.array_equal(results[0][-1], TABLE / 20)
+
+
+@on("keras:3")
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_an_empty_batch_has_no_vectors_and_no_gradient(combiner):
+    layer = layers.Embedding(10, 2, combiner=combiner)
+    with tf.GradientTape() as tape:
+        vectors = layer(tf.zeros([0, 3], tf.int64))
+        loss = tf.reduce_sum(vectors)
+    assert vectors.shape == ((0, 3, 2) if combiner is None else (0, 2))
+    [gradient] = tape.gradient(loss, layer.trainable_variables)
+    assert not np.any(tf.convert_to_tensor(gradient))
+
+
 # Imports the package, restores a table into a plain variable, which must fail,
 # and asks for all public names.
 IMPORT = """

@@ -1,166 +1,51 @@
-"""What layers can do in Keras: the layers and the abilities, as data.
+"""What layers can do in Keras on one device: the abilities, as data.
 
 An ability is a function of a `Case` that raises an error if the layer lacks it.
-Numbers are compared with `rows_after`, which is numpy; Keras's own `Embedding`
-goes through the same functions.
+Numbers are compared with numpy's.
 """
 
 import copy
+import functools
 import pickle
-import tempfile
-from collections.abc import Callable
-from typing import NamedTuple
+import warnings
 
 import numpy as np
 import tensorflow as tf
 
-from fronts import NUMBER, keras, layers
-from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
-
-ROWS, DIM, RATE = 20, 2, 2.0
-IDS = np.array([[1, 2, 3], [4, 1, 5]])
-TARGETS = np.arange(12, dtype=np.float32).reshape(2, 3, 2) / 10
-
-
-class Case(NamedTuple):
-    """A layer: its name, how it is made, and the shape of a sample's ids."""
-
-    name: str
-    make: Callable
-    shape: tuple = (3,)
-
-    @property
-    def ids(self):
-        return IDS.reshape(-1, *self.shape)
-
-    @property
-    def targets(self):
-        return TARGETS.reshape(-1, *self.shape, DIM)
-
-
-def _keras(**kwargs):
-    start = {"embeddings_initializer": "ones"}
-    return keras.layers.Embedding(ROWS, DIM, **start, **kwargs)
-
-
-def _embedding(**kwargs):
-    start = {"embeddings_initializer": "ones"}
-    return layers.Embedding(ROWS, DIM, **start, **kwargs)
-
-
-def _of_feature(kind, threshold, keys=None):
-    def make(**kwargs):
-        ones = keras.initializers.Ones()
-        table = TableConfig("t", ROWS, DIM, initializer=ones, keys=keys)
-        return kind(
-            FeatureConfig("f", table),
-            optimizer=keras.optimizers.SGD(RATE),
-            size_threshold=threshold,
-            **kwargs,
-        )
-
-    return make
-
-
-def _dynamic(**kwargs):
-    return layers.DynamicEmbedding(
-        DIM,
-        input_dim=ROWS,
-        embedding_initializer=keras.initializers.Ones(),
-        optimizer=keras.optimizers.SGD(RATE),
-        **kwargs,
-    )
-
-
-def _all2all(**kwargs):
-    return layers.All2AllDenseEmbedding(
-        ROWS,
-        DIM,
-        1,
-        3,
-        embedding_initializer=keras.initializers.Ones(),
-        optimizer=keras.optimizers.SGD(RATE),
-        **kwargs,
-    )
-
-
-_PARTIAL = layers.PartialTPUEmbedding
-CASES = (
-    Case("Keras's Embedding", _keras),
-    Case("Embedding", _embedding),
-    Case("PartialTPUEmbedding, large", _of_feature(_PARTIAL, 0)),
-    Case("PartialTPUEmbedding, small", _of_feature(_PARTIAL, None)),
-    Case(
-        "PartialTPUEmbedding, DynamicKeys",
-        _of_feature(_PARTIAL, 0, DynamicKeys()),
-    ),
-    Case(
-        "DistributedEmbedding", _of_feature(layers.DistributedEmbedding, 0), ()
-    ),
-    Case("DynamicEmbedding", _dynamic),
-    Case("All2AllDenseEmbedding", _all2all, (1, 3)),
+from abilities.cases import (
+    DIM,
+    IDS,
+    RATE,
+    ROWS,
+    NoMasksError,
+    Subclassed,
+    equal,
+    equal_means,
+    fit,
+    fit_masked,
+    functional,
+    layer_of,
+    masked,
+    rows_after,
+    trained,
+    trained_masked,
 )
-
-
-def rows_after(steps, ids=IDS, targets=TARGETS):
-    """The vectors of ids after steps of SGD on "mse", in numpy."""
-    table = np.ones([ROWS, DIM])
-    for _ in range(steps):
-        gradients = 2 * (table[ids] - targets) / targets.size
-        np.add.at(table, ids, -RATE * gradients)
-    return table[ids]
-
-
-def equal(vectors, steps, **kwargs):
-    """Compares a case's vectors of its ids with numpy's."""
-    kwargs = {"rtol": 1e-5, "atol": 1e-5, **kwargs}
-    vectors = np.asarray(vectors, np.float32).reshape(TARGETS.shape)
-    np.testing.assert_allclose(vectors, rows_after(steps), **kwargs)
-
-
-def functional(case, layer=None, **kwargs):
-    ids = keras.Input(case.shape, dtype="int64")
-    layer = layer or case.make(**kwargs)
-    return keras.Model(ids, layer(ids))
-
-
-def fit(model, case, steps=1, **kwargs):
-    """Trains a model; eagerly, as tracing takes long, unless told otherwise."""
-    kwargs = kwargs or {"run_eagerly": True}
-    model.compile(keras.optimizers.SGD(RATE), "mse", **kwargs)
-    data = tf.data.Dataset.from_tensors((case.ids, case.targets))
-    model.fit(data.repeat(steps), verbose=0)
-    return model
-
-
-_trained = {}
-
-
-def trained(case):
-    """A model after one step, which abilities only read."""
-    if case.name not in _trained:
-        _trained[case.name] = fit(functional(case), case, run_eagerly=False)
-    return _trained[case.name]
-
-
-def layer_of(model):
-    return model.layers[-1]
-
-
-class Subclassed(keras.Model):
-    def __init__(self, layer):
-        super().__init__()
-        self.embedding = layer
-
-    def call(self, inputs):
-        return self.embedding(inputs)
-
+from abilities.saving import (
+    EACH_CHANGE,
+    WAYS,
+    loads,
+    loads_afresh,
+    loads_masked,
+)
+from fronts import keras
 
 ABILITIES = {}
 
 
 #: Abilities whose checks trace much.
 COSTLY = (
+    "a lookup in tf.function(jit_compile=True)",
+    "a step in tf.function(jit_compile=True)",
     "a tf.function of one's own that makes the variables",
     "a training loop in a tf.function",
     "fit under OneDeviceStrategy",
@@ -168,21 +53,33 @@ COSTLY = (
     "save as a SavedModel",
     "steps_per_execution=2",
 )
-#: The layers whose costly abilities each change's tests check.
-EACH_CHANGE = (
-    "Embedding",
-    "PartialTPUEmbedding, large",
-    "PartialTPUEmbedding, DynamicKeys",
-)
 
 
 def is_costly(title, case):
     """Whether only `make nightly` runs a cell."""
-    return title in COSTLY and case.name not in EACH_CHANGE
+    if case.name in EACH_CHANGE:
+        return False
+    if title.startswith("a mask") or "fresh" in title:
+        return True
+    return title in COSTLY and case.name != "PartialTPUEmbedding, DynamicKeys"
 
 
 def ability(title):
     return lambda check: ABILITIES.setdefault(title, check)
+
+
+def masking(title):
+    """Registers an ability of layers that have masks."""
+
+    def register(check):
+        def has(case):
+            if not case.masked:
+                raise NoMasksError
+            check(case)
+
+        return ability(title)(has)
+
+    return register
 
 
 @ability("train in a functional model, traced")
@@ -273,54 +170,12 @@ def _(case):
     equal(pickle.loads(pickle.dumps(trained(case)))(case.ids), 1)
 
 
-def _saves(title, name, save, load):
-    def check(case):
-        with tempfile.TemporaryDirectory() as folder:
-            save(trained(case), f"{folder}/{name}")
-            equal(load(case, f"{folder}/{name}")(case.ids), 1)
-
-    ABILITIES[title] = check
-
-
-def _load_model(_, path):
-    return keras.models.load_model(path, compile=False)
-
-
-def _load_weights(case, path):
-    model = functional(case)
-    model.load_weights(path)
-    return model
-
-
-def _restore(case, path):
-    model = functional(case)
-    status = tf.train.Checkpoint(model=model).restore(path + "-1")
-    status.assert_existing_objects_matched()
-    return model
-
-
-def _serve(_, path):
-    loaded = tf.saved_model.load(path)
-    return lambda ids: loaded.serve(tf.constant(ids))
-
-
-_saves("save as .keras", "m.keras", lambda m, p: m.save(p), _load_model)
-_saves("save as .h5", "m.h5", lambda m, p: m.save(p), _load_model)
-_saves(
-    "save_weights as .weights.h5",
-    "m.weights.h5",
-    lambda m, p: m.save_weights(p),
-    _load_weights,
-)
-_saves(
-    "tf.train.Checkpoint",
-    "m",
-    lambda m, p: tf.train.Checkpoint(model=m).save(p),
-    _restore,
-)
-_saves("model.export", "m", lambda m, p: m.export(p), _serve)
-if NUMBER == 2:
-    _saves("save as a SavedModel", "m", lambda m, p: m.save(p), _load_model)
+for _title in WAYS:
+    ABILITIES[_title] = functools.partial(loads, _title)
+for _title in WAYS:
+    ABILITIES[f"{_title}, load in a fresh process"] = functools.partial(
+        loads_afresh, _title
+    )
 
 
 @ability("mixed_bfloat16")
@@ -331,7 +186,10 @@ def _(case):
 
 @ability("jit_compile=True")
 def _(case):
-    equal(fit(functional(case), case, jit_compile=True)(case.ids), 1)
+    with warnings.catch_warnings():
+        # Keras 3 turns it off.
+        warnings.filterwarnings("error", "Model doesn't support `jit_compile")
+        equal(fit(functional(case), case, jit_compile=True)(case.ids), 1)
 
 
 @ability("steps_per_execution=2")
@@ -363,6 +221,19 @@ def _(case):
     layer = case.make()
     tf.function(lambda: _step(case, layer))()
     equal(layer(tf.constant(case.ids)), 1)
+
+
+@ability("a step in tf.function(jit_compile=True)")
+def _(case):
+    layer = layer_of(functional(case))
+    tf.function(lambda: _step(case, layer), jit_compile=True)()
+    equal(layer(tf.constant(case.ids)), 1)
+
+
+@ability("a lookup in tf.function(jit_compile=True)")
+def _(case):
+    layer = layer_of(trained(case))
+    equal(tf.function(layer, jit_compile=True)(tf.constant(case.ids)), 1)
 
 
 @ability("a training loop in a tf.function")
@@ -410,20 +281,23 @@ def _(case):
 
 @ability("frozen in fit")
 def _(case):
-    layer = case.make()
-    model = functional(case, layer)
-    layer.trainable = False
-    # New keys get rows in training only.
-    equal(fit(model, case)(case.ids, training=True), 0)
+    model = functional(case)
+    layer_of(model).trainable = False
+    # Keys without rows have zeros, and frozen tables give them none.
+    before = np.asarray(model(case.ids))
+    np.testing.assert_array_equal(fit(model, case)(case.ids), before)
+    layer_of(model).trainable = True
+    fit(model, case)
+    layer_of(model).trainable = False
+    equal(fit(model, case)(case.ids), 1)
 
 
 @ability("frozen, then unfrozen, in fit")
 def _(case):
-    layer = case.make()
-    model = functional(case, layer)
-    layer.trainable = False
+    model = functional(case)
+    layer_of(model).trainable = False
     fit(model, case)
-    layer.trainable = True
+    layer_of(model).trainable = True
     equal(fit(model, case)(case.ids), 1)
 
 
@@ -432,6 +306,47 @@ def _(case):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = fit(functional(case), case)
     equal(model(case.ids), 1)
+
+
+for _kind in ("functional", "Sequential", "subclassed"):
+    masking(f"a mask, in a {_kind} model")(
+        lambda case, kind=_kind: equal_means(
+            fit_masked(masked(case, kind), case)(case.padded_ids), 1
+        )
+    )
+
+
+@masking("a mask, traced")
+def _(case):
+    equal_means(trained_masked(case)(case.padded_ids), 1)
+
+
+@masking("a mask, in a model that is called in TimeDistributed")
+def _(case):
+    days = keras.Input((2, 3), dtype="int64")
+    model = keras.layers.TimeDistributed(trained_masked(case))
+    equal_means(keras.Model(days, model(days))(case.padded_ids[None])[0], 1)
+
+
+@masking("a mask, clone_model")
+def _(case):
+    model = keras.models.clone_model(trained_masked(case))
+    equal_means(fit_masked(model, case)(case.padded_ids), 1)
+
+
+@masking("a mask, copy.deepcopy of a trained model")
+def _(case):
+    equal_means(copy.deepcopy(trained_masked(case))(case.padded_ids), 1)
+
+
+@masking("a mask, pickle of a trained model")
+def _(case):
+    model = pickle.loads(pickle.dumps(trained_masked(case)))
+    equal_means(model(case.padded_ids), 1)
+
+
+for _title in WAYS:
+    masking(f"a mask, {_title}")(functools.partial(loads_masked, _title))
 
 
 def _takes(title, convert):

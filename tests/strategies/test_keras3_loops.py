@@ -344,3 +344,20 @@ def test_keras_own_fit_says_what_to_call(strategy):
     model.steps_per_execution = 1
     whole = data().unbatch().batch(BATCH, drop_remainder=True)
     assert len(model.predict(whole, verbose=0)) >= BATCH
+
+
+def test_keras_exports_the_rows_of_all_replicas(strategy, tmp_path):
+    with strategy.scope():
+        layer = layer_of_one_table("sgd", 50, 4)
+        ids = keras.Input([], dtype="int64")
+        model = keras.Model(ids, layer(ids))
+    path = str(tmp_path / "model")
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        with pytest.raises(RuntimeError, match=r"tfrs_embed.serving.export"):
+            model.export(path, verbose=False)
+        return
+    model.export(path, verbose=False)
+    loaded = tf.saved_model.load(path)
+    np.testing.assert_array_equal(
+        loaded.serve(tf.range(50, dtype=tf.int64)), tables_of(layer)["t"]
+    )

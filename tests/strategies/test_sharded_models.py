@@ -151,6 +151,14 @@ def test_keras_saved_model_format_is_refused(strategy):
         match=r"Save as \.keras|tfrs_embed.serving.export exports it",
     ):
         model.save(folder(strategy, "model"), save_format="tf")
+    single, _ = make_model()
+    path = folder(strategy, "single")
+    single.save(path, save_format="tf")
+    with (
+        strategy.scope(),
+        pytest.raises(NotImplementedError, match="Load the model without a"),
+    ):
+        tf_keras.models.load_model(path)
 
 
 @pytest.mark.nightly

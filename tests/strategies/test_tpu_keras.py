@@ -475,3 +475,47 @@ def test_a_step_with_a_part_of_the_features_is_an_error(strategy, hardware):
         NotImplementedError, match=r"no ids for \['y'\].*with all of them"
     ):
         run(ids)
+
+
+def test_embedding_trains_as_in_numpy(strategy):
+    table = np.random.default_rng(0).normal(size=(10, 2)).astype("float32")
+    dense = tf.constant([[1, 2], [3, 3]])
+    ragged = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
+    share = np.array([0, 0.5, 0.5, 1, 0, 0, 0, 0, 0, 0])
+    cases = [
+        (dense, None, table[dense], np.bincount([1, 2, 3, 3], minlength=10)),
+        (ragged, "mean", [table[[1, 2]].mean(0), table[3]], share),
+        (
+            ragged.to_sparse(),
+            "sum",
+            [table[[1, 2]].sum(0), table[3]],
+            share > 0,
+        ),
+    ]
+    optimizer = tf_keras.optimizers.legacy.SGD(1.0)
+    for ids, combiner, vectors, counts in cases:
+        with strategy.scope():
+            layer = tfrs_embed.Embedding(10, 2, combiner=combiner)
+            layer.build(None)
+        layer.set_weights([table])
+
+        def step(ids=ids, layer=layer):
+            with tf.GradientTape() as tape:
+                found = layer(ids)
+                loss = tf.reduce_sum(found)
+            weights = layer.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return found
+
+        results = strategy.run(tf.function(step))
+        for found in strategy.experimental_local_results(results):
+            np.testing.assert_allclose(found, vectors, rtol=1e-6)
+        # Each replica has these ids.
+        counts = counts * strategy.num_replicas_in_sync
+        np.testing.assert_allclose(
+            layer.get_weights()[0], table - counts[:, None], rtol=1e-5
+        )
+    wrong = tf.function(lambda: layer(tf.sparse.from_dense([[3, 10]])))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 10 is out of"):
+        strategy.run(wrong)

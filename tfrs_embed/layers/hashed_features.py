@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.layers import keras_tables
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.embedding_lookup import lookup_table
 from tfrs_embed.ops.inputs import first_bags
 from tfrs_embed.ops.lookup import activations
 
@@ -77,7 +77,7 @@ def _compose(
         product = functools.reduce(operator.mul, parts)
         rows = tf.reshape(product, [-1, feature.table.dim])
         # The ids are indices of products.
-        vectors = keras_tables.lookup(rows, bags, strategy)
+        vectors = lookup_table(rows, bags, strategy)
         return activations([vectors], [bags], [feature], product.dtype)[0]
     if feature.width > feature.table.dim:
         return tf.concat(parts, -1)

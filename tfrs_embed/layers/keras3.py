@@ -58,6 +58,7 @@ from tfrs_embed.layers import (
     partial_tpu_embedding,
 )
 from tfrs_embed.layers.keras3_loops import evaluate, fit
+from tfrs_embed.storage.composite import CompositeVariable
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -199,6 +200,23 @@ class _TableVariable(keras.Variable):
         return value
 
 
+class _TableInParts(_TableVariable):
+    """A table, a slot or the step, whose value is in several variables.
+
+    A SavedModel has these variables, and none of the whole value.
+    """
+
+    @property
+    def _should_act_as_resource_variable(self) -> bool:
+        raise AttributeError  # TensorFlow asks whether there is such a name.
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        return self._variable._export_to_saved_model_graph(*args, **kwargs)
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        return self._variable._trackable_children(*args, **kwargs)
+
+
 class _OpenShape(tf.TensorShape):
     """A shape that equals those of any number of rows.
 
@@ -220,7 +238,9 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
     def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
         with creating_variables():
             for name, variable in variables:
-                self._track_variable(_TableVariable(name, variable))
+                parts = isinstance(variable, CompositeVariable)
+                kind = _TableInParts if parts else _TableVariable
+                self._track_variable(kind(name, variable))
 
     def call(self, *args: Any, **kwargs: Any) -> list[tf.Tensor]:
         if any(map(gives_value, self.weights)):

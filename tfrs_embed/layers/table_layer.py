@@ -16,11 +16,12 @@ from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches
-from tfrs_embed.layers import errors, hashed_features, keras_tables
+from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.checks import Consensus
+from tfrs_embed.ops.embedding_lookup import lookup_table
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
 from tfrs_embed.ops.lookup import activations
@@ -308,7 +309,7 @@ class TableLayer(TableHolder):
             layer = self._keras_layer(lookup.table.name)
             if layer is not None:
                 table, b = kerases.variable(layer.embeddings), bags[id(lookup)]
-                vectors = keras_tables.lookup(table, b, self._strategy)
+                vectors = lookup_table(table, b, self._strategy)
                 [found[id(lookup)]] = activations(
                     [vectors], [b], [lookup], self.compute_dtype
                 )

@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.compat.strategies import in_tpu_replica, is_tpu, on_host
 from tfrs_embed.configs.tables import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.configs.types import Combiner
 from tfrs_embed.ops import backend
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import to_bags
-from tfrs_embed.ops.lookup import activations, combine, gather
+from tfrs_embed.ops.lookup import activations, combine, gather, gather_densely
+from tfrs_embed.ops.samples import Matrix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,18 +111,17 @@ def embedding_lookup(
     rows, dim = param.shape
     table = TableSpec(name, rows, dim, combiner=combiner or "sum")
     feature = FeatureSpec("ids", table, output_shape=output_shape)
-    # Half precision is summed in float32.
-    wide = tf.float64 if param.dtype == tf.float64 else tf.float32
-    [bags] = to_bags([feature], [ids], [weights])
-    if bags.all_valid is not None:  # XLA has no room for unique ids.
-        rows = tf.cast(gather(param, bags), wide)
-        vectors = combine(rows, None, bags)
+    [bags] = on_host(to_bags, [feature], [ids], [weights])
+    on_tpu = tf.distribute.get_strategy() if in_tpu_replica() else None
+    if bags.all_valid is not None or on_tpu is not None:
+        # XLA has no room for unique ids.
+        vectors = lookup_table(param, bags, on_tpu)
         return activations([vectors], [bags], [feature], param.dtype)[0]
     unique, index = tf.unique(bags.ids)
     order = tf.argsort(unique)
     unique = tf.gather(unique, order)
     index = tf.gather(tf.math.invert_permutation(order), index)
-    rows = tf.cast(tf.gather(param, unique), wide)
+    rows = tf.cast(tf.gather(param, unique), _wide(param))
 
     @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
@@ -132,3 +134,27 @@ def embedding_lookup(
         return combine(rows, index, bags), backward
 
     return activations([combined(rows)], [bags], [feature], param.dtype)[0]
+
+
+def lookup_table(
+    table: Any, bags: BaggedIds, strategy: tf.distribute.Strategy | None
+) -> tf.Tensor:
+    """Looks bags up in a variable or a tensor, [vocabulary_size, dim].
+
+    Returns [count, dim] float32, or float64 if the table is.
+    """
+    wide = _wide(table)
+    if strategy is not None and is_tpu(strategy) and bags.bag_size != 1:
+        # XLA needs a fixed number of ids.
+        known = bags.static_count
+        count = bags.count if known is None else known
+        matrix = on_host(Matrix.of, bags, count)
+        return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    rows = gather_densely(table, bags.ids) if workers else gather(table, bags)
+    return combine(tf.cast(rows, wide), None, bags)
+
+
+def _wide(table: Any) -> tf.DType:
+    """The dtype of a table's sums: half precision is summed in float32."""
+    return tf.float64 if table.dtype == tf.float64 else tf.float32

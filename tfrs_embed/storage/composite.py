@@ -57,6 +57,16 @@ class CompositeVariable(Trackable):
         """False: only lookups train a table."""
         return False
 
+    @property
+    def is_sharded_variable(self) -> bool:
+        # TensorFlow asks when it gives a SavedModel's functions the variables
+        # of a model that Keras has made anew, under a strategy.
+        raise NotImplementedError(
+            f"'{self._shared_name}' is in several parts here, and functions "
+            "of a SavedModel read it whole. Load the model without a strategy, "
+            "or save it as .keras or .h5, or its weights."
+        )
+
     @abc.abstractmethod
     def numpy(self) -> Any:
         """Returns the whole value."""
