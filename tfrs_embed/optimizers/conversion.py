@@ -94,6 +94,13 @@ def convert(
             f"{where}: the optimizer must be an instance, got the class "
             f"{optimizer.__name__}; write {optimizer.__name__}()."
         )
+    if isinstance(optimizer, Mapping):
+        module = (keras or kerases.default()).__name__
+        raise TypeError(
+            f"{where}: the optimizer must be an object, got a "
+            f"{type(optimizer).__name__}; make one of Keras's config by "
+            f"{module}.optimizers.deserialize(config)."
+        )
     own = kerases.of(optimizer)
     if own is not None and own is (keras or own):
         scaling = own.mixed_precision.LossScaleOptimizer
