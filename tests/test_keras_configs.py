@@ -582,10 +582,16 @@ def local_initializer(form, keras):
         def from_config(cls, config):
             return cls(**config)
 
+    class Bare:
+        __init__ = Sevens.__init__
+        __call__ = Sevens.__call__
+        get_config = Sevens.get_config
+
     def function(shape, dtype=None):
         return tf.fill(shape, 7.0)
 
-    return {"own": Local, "plain": Plain, "function": function}[form]
+    forms = {"own": Local, "plain": Plain, "bare": Bare, "function": function}
+    return forms[form]
 
 
 def assert_sevens(loaded, keras):
@@ -599,7 +605,7 @@ def assert_sevens(loaded, keras):
 
 
 @BOTH
-@pytest.mark.parametrize("form", ["own", "plain", "function"])
+@pytest.mark.parametrize("form", ["own", "plain", "bare", "function"])
 @pytest.mark.parametrize("way", ["registered", "custom_objects", "scope"])
 def test_a_file_with_a_registered_initializer_loads(way, form, keras, tmp_path):
     kind = local_initializer(form, keras)

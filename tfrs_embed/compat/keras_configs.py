@@ -87,7 +87,9 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
         arguments = _checked(inner or {}, owner, where, with_arrays)
         # Keras registers classes that have only `get_config`, too.
         has_method = hasattr(found, "from_config")
-        made = found.from_config(arguments) if has_method else found(**arguments)
+        made = (
+            found.from_config(arguments) if has_method else found(**arguments)
+        )
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             f"{where}: {keras.__name__}'s {name} can't be made of the config "
