@@ -479,7 +479,9 @@ def test_every_public_object_of_a_keras_is_made_again(keras, kind, cls):
     ],
 )
 def test_every_initializer_is_made_again_in_layers_of_both(keras, given):
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert type(again) is type(given)
     assert again.get_config() == given.get_config()
@@ -537,7 +539,9 @@ def test_a_seed_generator_is_made_again(keras):
     given = keras_3.initializers.RandomNormal(
         seed=keras_3.random.SeedGenerator(3)
     )
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert again.get_config() == given.get_config()
 
@@ -631,6 +635,19 @@ def test_a_file_with_a_registered_initializer_loads(way, form, keras, tmp_path):
 
 
 @BOTH
+def test_an_initializer_without_a_config_is_an_error_of_its_table(keras):
+    class Unstored:
+        __init__ = Sevens.__init__
+        __call__ = Sevens.__call__
+
+    layer = model_of(keras, TableConfig("t", 9, 4, Unstored())).layers[1]
+    with pytest.raises(
+        TypeError, match=r"Table 't': .*Unstored(.|\n)*get_config"
+    ):
+        layer.get_config()
+
+
+@BOTH
 def test_a_registered_name_is_a_function_or_class_of_its_kind(keras):
     function = local_initializer("function", keras)
     custom = {"one": function, "two": own_of(keras)}
@@ -710,7 +727,9 @@ class Doubled(Sevens):
 )
 def test_an_initializer_in_an_initializer_is_made_again(inner, keras):
     given = Doubled(inner)
-    stored = as_json(serialization.initializer_to_config(given, keras))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     np.testing.assert_array_equal(again([9, 4]), given([9, 4]))
 

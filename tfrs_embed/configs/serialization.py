@@ -171,7 +171,9 @@ def _table_to_config(
     stored = {
         "name": source.name,
         "embedding_dim": table.dim,
-        "initializer": initializer_to_config(source.initializer, keras),
+        "initializer": initializer_to_config(
+            source.initializer, keras, f"Table '{source.name}'"
+        ),
         "optimizer": optimizer,
     }
     # Placement and hot rows are the spec's, as a plan may have set both.
@@ -202,14 +204,22 @@ def _table_from_config(
     return _tpu.TableConfig(**arguments)
 
 
-def initializer_to_config(initializer: Any, keras: Any) -> Any:
-    """Returns an initializer as JSON-able."""
+def initializer_to_config(initializer: Any, keras: Any, where: str) -> Any:
+    """Returns an initializer as JSON-able.
+
+    `where` begins the TypeError of an object without `get_config`.
+    """
     if kerases.is_initializer(initializer):
         own = kerases.of(initializer)
         config = own.initializers.serialize(initializer)
         # Classes of one name have different arguments in the two Kerases.
         return config if own is keras else {_KERAS: own.__name__, **config}
-    return keras.saving.serialize_keras_object(initializer)
+    try:
+        return keras.saving.serialize_keras_object(initializer)
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: the initializer can't be stored: {error}"
+        ) from error
 
 
 def initializer_from_config(config: Any, keras: Any, where: str) -> Any:

@@ -120,7 +120,9 @@ def _stored(
         "admission": _RULE,
         "embedding_feature": (lambda each: each.name, _FEATURES.__getitem__),
         "embedding_initializer": (
-            lambda each: serialization.initializer_to_config(each, keras),
+            lambda each: serialization.initializer_to_config(
+                each, keras, "embedding_initializer"
+            ),
             lambda each: serialization.initializer_from_config(
                 each, keras, "embedding_initializer"
             ),
