@@ -479,7 +479,9 @@ def test_every_public_object_of_a_keras_is_made_again(keras, kind, cls):
     ],
 )
 def test_every_initializer_is_made_again_in_layers_of_both(keras, given):
-    stored = as_json(serialization.initializer_to_config(given, keras, ""))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert type(again) is type(given)
     assert again.get_config() == given.get_config()
@@ -537,7 +539,9 @@ def test_a_seed_generator_is_made_again(keras):
     given = keras_3.initializers.RandomNormal(
         seed=keras_3.random.SeedGenerator(3)
     )
-    stored = as_json(serialization.initializer_to_config(given, keras, ""))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     assert again.get_config() == given.get_config()
 
@@ -582,10 +586,16 @@ def local_initializer(form, keras):
         def from_config(cls, config):
             return cls(**config)
 
+    class Bare:
+        __init__ = Sevens.__init__
+        __call__ = Sevens.__call__
+        get_config = Sevens.get_config
+
     def function(shape, dtype=None):
         return tf.fill(shape, 7.0)
 
-    return {"own": Local, "plain": Plain, "function": function}[form]
+    forms = {"own": Local, "plain": Plain, "bare": Bare, "function": function}
+    return forms[form]
 
 
 def assert_sevens(loaded, keras):
@@ -599,7 +609,7 @@ def assert_sevens(loaded, keras):
 
 
 @BOTH
-@pytest.mark.parametrize("form", ["own", "plain", "function"])
+@pytest.mark.parametrize("form", ["own", "plain", "bare", "function"])
 @pytest.mark.parametrize("way", ["registered", "custom_objects", "scope"])
 def test_a_file_with_a_registered_initializer_loads(way, form, keras, tmp_path):
     kind = local_initializer(form, keras)
@@ -622,6 +632,19 @@ def test_a_file_with_a_registered_initializer_loads(way, form, keras, tmp_path):
             loaded = keras.saving.load_model(path)
     with keras.saving.custom_object_scope(custom):
         assert_sevens(loaded, keras)
+
+
+@BOTH
+def test_an_initializer_without_a_config_is_an_error_of_its_table(keras):
+    class Unstored:
+        __init__ = Sevens.__init__
+        __call__ = Sevens.__call__
+
+    layer = model_of(keras, TableConfig("t", 9, 4, Unstored())).layers[1]
+    with pytest.raises(
+        TypeError, match=r"Table 't': .*Unstored(.|\n)*get_config"
+    ):
+        layer.get_config()
 
 
 @BOTH
@@ -704,7 +727,9 @@ class Doubled(Sevens):
 )
 def test_an_initializer_in_an_initializer_is_made_again(inner, keras):
     given = Doubled(inner)
-    stored = as_json(serialization.initializer_to_config(given, keras, ""))
+    stored = as_json(
+        serialization.initializer_to_config(given, keras, "Table 't'")
+    )
     again = serialization.initializer_from_config(stored, keras, "Table 't'")
     np.testing.assert_array_equal(again([9, 4]), given([9, 4]))
 
@@ -848,14 +873,3 @@ def test_an_initializer_of_too_many_numbers_does_not_go_into_json(keras, of):
     layer = own.PartialTPUEmbedding(FeatureConfig("f", few), "sgd")
     again = type(layer).from_config(as_json(layer.get_config()))
     assert np.array_equal(again([[3]]), layer([[3]]))
-
-
-@BOTH
-def test_an_optimizers_config_is_told_how_to_become_one(keras):
-    config = keras.optimizers.serialize(keras.optimizers.Adam())
-    feature = FeatureConfig("f", TableConfig("t", 9, 4))
-    with pytest.raises(TypeError, match=r"'class_name'.*optimizers.deserial"):
-        LAYERS[keras].PartialTPUEmbedding(feature, config)
-    with pytest.raises(TypeError, match=r"'t'.*optimizers.deserialize"):
-        table = TableConfig("t", 9, 4, optimizer=config)
-        LAYERS[keras].DistributedEmbedding(FeatureConfig("f", table))

@@ -428,9 +428,18 @@ def test_rows_of_two_bytes_decay_and_round_once(dtype):
     )
 
 
-def test_a_dict_is_no_optimizer():
-    with pytest.raises(TypeError, match=r"dict can't train a table"):
-        make_layer(keras.optimizers.serialize(new.Adam()))
+@pytest.mark.parametrize("where", ["table", "layer", "regularized"])
+def test_a_config_of_keras_is_no_optimizer(where):
+    config = keras.optimizers.serialize(new.Adam())
+    with pytest.raises(
+        TypeError, match=r"got a dict.*keras\.optimizers\.deserialize\(config\)"
+    ):
+        if where == "table":
+            tfrs_embed.TableConfig("t", 4, 3, optimizer=config)
+        elif where == "layer":
+            make_layer(config)
+        else:
+            make_layer(Regularized(config, clipvalue=1.0))
 
 
 def test_from_config_leaves_a_schedule_in_its_argument_alone():

@@ -503,7 +503,7 @@ PROMISES = [
     Promise("dense ids", keras()),
     Promise("ragged ids", keras(["ragged"])),
     Promise("sparse ids", keras(["sparse"])),
-    Promise("weights", keras(["dense", "ragged", "sparse"], weighted=True)),
+    Promise("weights", keras(["matrix", "ragged", "sparse"], weighted=True)),
     Promise("sequences", keras(["sequence"], ["big", "small"])),
     Promise("dense ids, combined", keras(["matrix"], ["big", "small"])),
     Promise("small tables beside large ones", keras(KINDS, ALL_TABLES)),

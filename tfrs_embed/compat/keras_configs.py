@@ -101,8 +101,11 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     package = found.__module__.partition(".")[0]
     with_arrays = package in ("tensorflow", kerases.TF_KERAS)
     try:
-        made = found.from_config(
-            _checked(inner or {}, owner, where, with_arrays)
+        arguments = _checked(inner or {}, owner, where, with_arrays)
+        # Keras registers classes that have only `get_config`, too.
+        has_method = hasattr(found, "from_config")
+        made = (
+            found.from_config(arguments) if has_method else found(**arguments)
         )
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(

@@ -207,7 +207,8 @@ def _table_from_config(
 def initializer_to_config(initializer: Any, keras: Any, where: str) -> Any:
     """Returns an initializer as JSON-able.
 
-    `where` begins the NotImplementedError of one that has too many numbers.
+    `where` begins the TypeError of an object without `get_config`, and the
+    NotImplementedError of one that has too many numbers.
     """
     keras_configs.require_small(initializer, where)
     if kerases.is_initializer(initializer):
@@ -215,7 +216,12 @@ def initializer_to_config(initializer: Any, keras: Any, where: str) -> Any:
         config = own.initializers.serialize(initializer)
         # Classes of one name have different arguments in the two Kerases.
         return config if own is keras else {_KERAS: own.__name__, **config}
-    return keras.saving.serialize_keras_object(initializer)
+    try:
+        return keras.saving.serialize_keras_object(initializer)
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: the initializer can't be stored: {error}"
+        ) from error
 
 
 def initializer_from_config(config: Any, keras: Any, where: str) -> Any:

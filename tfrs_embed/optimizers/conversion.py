@@ -94,15 +94,17 @@ def convert(
         )
     if type(optimizer) in _OF_CLASS:
         return _from_class(optimizer, where, source)
-    if isinstance(optimizer, Mapping):
-        raise TypeError(
-            f"{where}: an optimizer's config, {[*optimizer]}, is made one by "
-            "keras.optimizers.deserialize(config)."
-        )
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
             f"{optimizer.__name__}; write {optimizer.__name__}()."
+        )
+    if isinstance(optimizer, Mapping):
+        module = (keras or kerases.default()).__name__
+        raise TypeError(
+            f"{where}: the optimizer must be an object, got a "
+            f"{type(optimizer).__name__}; make one of Keras's config by "
+            f"{module}.optimizers.deserialize(config)."
         )
     own = kerases.of(optimizer)
     if own is not None and own is (keras or own):
