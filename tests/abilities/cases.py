@@ -101,8 +101,8 @@ def _masking(make, **kwargs):
 
 
 def _sequence(kind, threshold, keys=None):
-    make = _of_feature(kind, threshold, keys, max_sequence_length=3)
-    return make if keys else _masking(make, invalid_ids="zero")
+    options = {"max_sequence_length": 3, "padding_value": -1}
+    return _of_feature(kind, threshold, keys, **options)
 
 
 _PARTIAL, _DISTRIBUTED = layers.PartialTPUEmbedding, layers.DistributedEmbedding
@@ -132,7 +132,7 @@ CASES = (
     Case(
         "PartialTPUEmbedding, DynamicKeys",
         _of_feature(_PARTIAL, 0, DynamicKeys()),
-        masked=_sequence(_PARTIAL, 0, DynamicKeys(padding_value=-1)),
+        masked=_sequence(_PARTIAL, 0, DynamicKeys()),
     ),
     Case(
         "DistributedEmbedding",

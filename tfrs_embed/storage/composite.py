@@ -92,7 +92,11 @@ class CompositeVariable(Trackable):
             value = context.merge_call(lambda _: read()) if context else read()
         return value if self.on_read is None else self.on_read(value)
 
-    value = read_value = read
+    def value(self) -> tf.Tensor:
+        """Returns `read()`."""
+        return self.read()
+
+    read_value = value
 
     def _read_in_graph(self) -> tf.Tensor:
         """Returns operations that read the whole value."""
