@@ -43,7 +43,7 @@ te.PartialTPUEmbedding(feature, None, size_threshold=None, name="x")
 te.PartialTPUEmbedding(feature, tpu.Adagrad(), dtype="float16", trainable=False)
 te.PartialTPUEmbedding(feature, "adam", activity_regularizer="l2")
 te.PartialTPUEmbedding(feature, 3)  # error: arg-type
-te.PartialTPUEmbedding(feature, "adamw")  # error: arg-type
+te.PartialTPUEmbedding(feature, "nadam")  # error: arg-type
 te.PartialTPUEmbedding(feature, adam, size_treshold=3)  # error: call-arg
 te.PartialTPUEmbedding(feature, adam, name=3)  # error: arg-type
 te.PartialTPUEmbedding(feature, adam, invalid_ids="no")  # error: arg-type
