@@ -41,8 +41,8 @@ class ParsedIds:
         kept: [n], the ids' positions among the weights; None: all, in order.
         may_be_absent: whether ids may be absent: ids outside the table, and -1
             among rows.
-        are_rows: whether ids are rows, from hashing or after a check, and need
-            none.
+        are_rows: whether ids are rows already, by hashing or by a check, so
+            that they aren't checked again.
         combined: whether the table's combiner makes one vector of a bag's ids.
             Else each id has a vector, which its weight multiplies.
         all_valid: as in `BaggedIds`.

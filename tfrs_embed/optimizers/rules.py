@@ -470,7 +470,7 @@ RULES: tuple[type[UpdateRule], ...] = (
 )
 
 
-# In its slots, another name than `learning_rate` can't be set for nothing.
+# Slots refuse attributes that would have no effect, such as `lr`.
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class TableOptimizer:
     """An update rule with its learning rate, clipping and weight decay.
