@@ -8,120 +8,66 @@ wait for the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import dataclasses
 
 import tensorflow as tf
 
 from tfrs_embed.distribution import agreement
 from tfrs_embed.distribution.agreement import Facts
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.ops.checks import Early
 
 #: The most sizes in a verdict: all verdicts of a strategy have one shape.
 MOST_SIZES = 12
 
 
-class Preparation(NamedTuple):
-    """A lookup that begins before its ids are known to be valid.
-
-    Attributes:
-        tensors: the tensors that the rest of the lookup takes.
-        sizes: up to `MOST_SIZES` scalars int64, of which the lookup needs the
-            largest of all replicas'.
-        facts: facts that must be equal on all replicas.
-        finish: takes the tensors, and the largest sizes, [sizes] int64, which
-            exist if the ids are valid; returns a value for the rest of the
-            lookup.
-    """
-
-    tensors: list[tf.Tensor]
-    sizes: list[tf.Tensor]
-    facts: Facts
-    finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
-
-
-#: Begins a lookup; see `ReplicaConsensus.prepare`. None: it can't begin yet.
-Prepare = Callable[
-    [Sequence[Any], Sequence[Any], Sequence[bool]], Preparation | None
-]
-
-
+@dataclasses.dataclass(frozen=True)
 class ReplicaConsensus:
     """Decides together with the other replicas of a strategy.
 
-    Errors name the layer as `doing`; `number` is the layer's, because several
-    layers may have one name. `prepare` begins the lookup that is decided on;
-    None: there is none.
-
     Attributes:
-        begun: the lookup that `prepare` began; None before `prepared`.
+        replicas: the replicas.
+        replica: the local one that decides.
+        number: the layer's, because several layers may have one name.
+        doing: the layer, for errors.
     """
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        replica: int,
-        number: int,
-        doing: str,
-        prepare: Prepare | None = None,
-    ) -> None:
-        self._replicas = replicas
-        self._replica = replica
-        self._number = number
-        self._doing = doing
-        self._prepare = prepare
-        self._preparation: Preparation | None = None
-        self._longest: Any = None
-        self.begun: Any = None
+    replicas: Replicas
+    replica: int
+    number: int
+    doing: str
 
-    def prepare(
-        self,
-        features: Sequence[Any],
-        bags: Sequence[Any],
-        weighted: Sequence[bool],
-    ) -> list[tf.Tensor]:
-        """Begins a lookup before its ids are known to be valid.
+    def agree(
+        self, ok: tf.Tensor, early: Early | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether `ok` on all replicas; fails if they call different layers.
 
-        The replicas then agree on the lookup's sizes and on validity at once.
-        Bags come without weights and scales, and ids may be out of range.
-        Returns tensors for `prepared`, to be guarded by all conditions.
+        Also returns the largest of all replicas' sizes of `early`, [sizes]
+        int64. There are at most `MOST_SIZES`.
         """
-        if self._prepare is not None:
-            self._preparation = self._prepare(features, bags, weighted)
-        return self._preparation.tensors if self._preparation else []
-
-    def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Takes the tensors of `prepare`, guarded by all conditions."""
-        if self._preparation is not None:
-            self.begun = self._preparation.finish(list(tensors), self._longest)
-
-    def holds(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether `ok` on all replicas; fails if they call different layers."""
         bad = tf.cast(tf.logical_not(ok), tf.int64)
-        begun = self._preparation
-        sizes = begun.sizes if begun else []
+        sizes = early.sizes if early else []
         padding = [tf.constant(0, tf.int64)] * (MOST_SIZES - len(sizes))
         order = Facts(
             "All replicas must call the same layers in the same order; these "
             "wait for each other",
             ["", ""],
-            [f"in {self._doing}", f"in {self._doing}, number {self._number}"],
+            [f"in {self.doing}", f"in {self.doing}, number {self.number}"],
         )
         worst = agreement.agreed_max(
-            self._replicas,
-            self._replica,
+            self.replicas,
+            self.replica,
             [bad, *sizes, *padding],
-            [order, begun.facts] if begun else [order],
-            self._replicas.verdict_channel,
+            [order, early.facts] if early else [order],
+            self.replicas.verdict_channel,
         )
-        self._longest = worst[1 : 1 + len(sizes)]
-        return worst[0] < 1
+        return worst[0] < 1, worst[1 : 1 + len(sizes)]
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
         """Returns the first non-empty text of the replicas' scalar strings."""
-        channel = self._replicas.verdict_channel
+        channel = self.replicas.verdict_channel
         texts = agreement.gather_texts(
-            self._replicas, self._replica, [text], channel
+            self.replicas, self.replica, [text], channel
         )[:, 0]
         rank = tf.argmax(tf.cast(tf.not_equal(texts, ""), tf.int32))
         said = ["On the replica of rank ", tf.strings.as_string(rank), ": "]

@@ -12,13 +12,9 @@ import tensorflow as tf
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.compat.unmirrored import make_variable
-from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import handshake, replicas
-from tfrs_embed.distribution.consensus import (
-    Preparation,
-    Prepare,
-    ReplicaConsensus,
-)
+from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
@@ -225,41 +221,20 @@ class CollectiveEngine(Engine, Together):
         replica = self._replicas.current(self._name)
         if replica is not None:
             self._traffic[replica].assign_add([1, 0, 0])
-        return self._consensus_on(
-            _TRAINING_LOOKUP if training else _LOOKUP,
-            functools.partial(self._prepare, training),
-        )
+        return self._consensus_on(_TRAINING_LOOKUP if training else _LOOKUP)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         consensus = self._consensus_on(_UPDATE)
-        return ok if consensus is None else consensus.holds(ok)
+        return ok if consensus is None else consensus.agree(ok)[0]
 
-    def _prepare(
-        self,
-        training: bool,
-        features: Sequence[FeatureSpec],
-        bags: Sequence[BaggedIds],
-        weighted: Sequence[bool],
-    ) -> Preparation | None:
-        """Begins a lookup before its ids are known to be valid, if possible.
-
-        `features` and `bags`, which have no weights, are those of the layer's
-        call; `weighted` says which features have weights.
-        """
-        return None
-
-    def _consensus_on(
-        self, action: str, prepare: Prepare | None = None
-    ) -> ReplicaConsensus | None:
+    def _consensus_on(self, action: str) -> ReplicaConsensus | None:
         """The replicas' consensus on an action; None outside of replicas."""
         replica = self._replicas.current(self._name)
         if replica is None:
             return None
         self._compare(action)
         what = f"{action} of {self._name}"
-        return ReplicaConsensus(
-            self._replicas, replica, self._number, what, prepare
-        )
+        return ReplicaConsensus(self._replicas, replica, self._number, what)
 
     def _compare(self, action: str) -> None:
         """Compares an action with the other workers', the first time.

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import FeatureSpec, TableSpec, bytes_of
+from tfrs_embed.configs.tables import TableSpec, bytes_of
 from tfrs_embed.distribution import agreement, consensus, hot_rows, row_exchange
-from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
     vectors_are_less,
@@ -41,6 +40,8 @@ from tfrs_embed.engines.row_distribution import (
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
+from tfrs_embed.ops.checks import Early
+from tfrs_embed.ops.inputs import UncheckedIds
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.sharded import Part
 
@@ -232,15 +233,10 @@ class RowWiseEngine(CollectiveEngine):
             by_vectors, asked, [*self._row_exchange.sizes(asked.routes), most]
         )
 
-    def _prepare(
-        self,
-        training: bool,
-        features: Sequence[FeatureSpec],
-        bags: Sequence[BaggedIds],
-        weighted: Sequence[bool],
-    ) -> Preparation | None:
+    def begin(self, ids: UncheckedIds, training: bool) -> Early | None:
         replica = self._replicas.current(self._name)
-        place = {id(feature): i for i, feature in enumerate(features)}
+        given = [each.feature for each in ids.parsed]
+        place = {id(feature): i for i, feature in enumerate(given)}
         mine = [place.get(id(feature)) for feature in self.features]
         if replica is None or all(i is None for i in mine):
             return None
@@ -248,12 +244,13 @@ class RowWiseEngine(CollectiveEngine):
         if self._row_exchange.num_sizes >= consensus.MOST_SIZES:
             return None
         # Like the layer, completes the features left out.
+        unchecked = ids.bags()
         bags = [
-            BaggedIds.none(f) if i is None else bags[i]
+            BaggedIds.none(f) if i is None else unchecked[i]
             for f, i in zip(self.features, mine, strict=True)
         ]
         begun = self._begin(replica, bags, training)
-        # The tensors that the consensus returns once the ids are valid.
+        # The tensors that exist once the ids are valid.
         parts = begun.asked.routes, begun.asked.hot
 
         def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> _Begun:
@@ -261,9 +258,11 @@ class RowWiseEngine(CollectiveEngine):
             asked = begun.asked._replace(routes=routes, hot=hot)
             return begun._replace(asked=asked, sizes=longest)
 
-        have_weights = [i is not None and weighted[i] for i in mine]
+        have_weights = [
+            i is not None and ids.parsed[i].weights is not None for i in mine
+        ]
         facts = self._vectors.facts(begun.by_vectors, bags, have_weights)
-        return Preparation(tf.nest.flatten(parts), begun.sizes, facts, finish)
+        return Early(tf.nest.flatten(parts), begun.sizes, facts, finish)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]

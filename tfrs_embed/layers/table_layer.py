@@ -15,15 +15,19 @@ from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.engines.engine import FixedBatches
+from tfrs_embed.engines.engine import FixedBatches, Together
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.bags import BaggedIds, position_mask
-from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.embedding_lookup import lookup_table
 from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
+from tfrs_embed.ops.inputs import (
+    first_bags,
+    lookup_bags,
+    to_bags,
+    unchecked,
+)
 from tfrs_embed.ops.lookup import activations
 from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
@@ -270,19 +274,17 @@ class TableLayer(TableHolder):
             # the tables, so the call is part of a training step.
             training = True
         self._make_tables_if_ready()
-        consensus = None
-        if engine is None:
-            # Engines compare lookups themselves.
-            if not self._compared and strategies.in_replica(self._strategy):
-                self._compared = True
-                # Imported here: most programs need no comparison of workers.
-                from tfrs_embed.distribution import handshake
+        together = engine.together if engine is not None else None
+        # Engines compare lookups themselves.
+        alone = engine is None and not self._compared
+        if alone and strategies.in_replica(self._strategy):
+            self._compared = True
+            # Imported here: most programs need no comparison of workers.
+            from tfrs_embed.distribution import handshake
 
-                what = f"a lookup of Layer '{self.name}'"
-                handshake.compare_actions(self._strategy, what)
-        elif engine.together is not None:
-            consensus = engine.together.consensus(bool(training))
-        all_bags = self._to_bags(inputs, training, consensus)
+            what = f"a lookup of Layer '{self.name}'"
+            handshake.compare_actions(self._strategy, what)
+        all_bags, begun = self._to_bags_and_begin(inputs, training, together)
         of_lookups = lookup_bags(inputs.features, all_bags)
         bags = dict(zip(map(id, inputs.lookups), of_lookups, strict=True))
         features = engine.features if engine is not None else []
@@ -301,9 +303,7 @@ class TableLayer(TableHolder):
                 BaggedIds.none(f) if b is None else b
                 for f, b in zip(features, its_bags, strict=True)
             ]
-            outputs = self._engine_layer.call(
-                given, training, consensus and consensus.begun
-            )
+            outputs = self._engine_layer.call(given, training, begun)
             found = dict(zip(map(id, features), outputs, strict=True))
         for lookup in inputs.lookups:
             layer = self._keras_layer(lookup.table.name)
@@ -333,12 +333,22 @@ class TableLayer(TableHolder):
         )
 
     def _to_bags(
+        self, inputs: _Inputs, training: bool | None
+    ) -> list[BaggedIds]:
+        """Checks ids and weights on the host, and groups them into bags."""
+        return self._to_bags_and_begin(inputs, training, None)[0]
+
+    def _to_bags_and_begin(
         self,
         inputs: _Inputs,
         training: bool | None,
-        consensus: Consensus | None = None,
-    ) -> list[BaggedIds]:
-        """Checks ids and weights on the host, and groups them into bags."""
+        together: Together | None,
+    ) -> tuple[list[BaggedIds], Any]:
+        """Checks ids; begins a lookup while replicas agree on their validity.
+
+        Returns the bags, and what has begun; see `LookupCall`.
+        """
+        consensus = together.consensus(bool(training)) if together else None
         features, ids, weights = inputs.features, inputs.ids, inputs.weights
         in_tpu = strategies.in_tpu_replica()
         if in_tpu:
@@ -346,21 +356,24 @@ class TableLayer(TableHolder):
                 hashed_features.require_for_tpu(feature, both[0])
                 for kind, each in zip(("ids", "weights"), both, strict=True):
                     require_given(f"{feature}: {kind}", each)
-        bags = on_host(
-            to_bags,
+        arguments = (
             features,
             ids,
             weights,
             self._arguments.invalid_ids,
-            consensus,
             bool(training),
             self._input_shapes(features),
         )
+        if consensus is not None:
+            assert together is not None
+            parsed = unchecked(consensus, *arguments)
+            return parsed.agree(together.begin(parsed, bool(training)))
+        bags = on_host(to_bags, *arguments)
         if in_tpu:
             bagged = [each for feature in features for each in feature.bagged]
             for feature, its_bags in zip(bagged, bags, strict=True):
                 require_known(feature, its_bags)
-        return bags
+        return bags, None
 
 
 def _in_rows(feature: FeatureSpec, ids: Any, vectors: tf.Tensor) -> Any:

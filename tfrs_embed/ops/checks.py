@@ -7,7 +7,7 @@ error. One branch checks them together and guards every tensor of the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -35,6 +35,34 @@ def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
+class Early(NamedTuple):
+    """The first part of a lookup whose ids are not known to be valid yet.
+
+    Attributes:
+        tensors: the tensors that the rest of the lookup takes.
+        sizes: scalars int64, of which the lookup needs the largest of all
+            replicas'.
+        facts: facts that must be equal on all replicas, for the consensus.
+        finish: takes the tensors and the largest sizes, as they are `Agreed`;
+            returns a value for the rest of the lookup.
+    """
+
+    tensors: list[tf.Tensor]
+    sizes: list[tf.Tensor]
+    facts: Any
+    finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
+
+
+class Agreed(NamedTuple):
+    """The tensors of an `Early`, and the largest sizes, [sizes] int64.
+
+    In a traced function they exist only if the ids of all replicas are valid.
+    """
+
+    tensors: list[tf.Tensor]
+    longest: Any
+
+
 class Consensus(Protocol):
     """Lets replicas decide together whether conditions hold.
 
@@ -42,20 +70,11 @@ class Consensus(Protocol):
     implementation is `distribution.consensus.ReplicaConsensus`.
     """
 
-    begun: Any
-
-    def holds(self, ok: tf.Tensor) -> tf.Tensor: ...
+    def agree(
+        self, ok: tf.Tensor, early: Early | None = None
+    ) -> tuple[tf.Tensor, Any]: ...
 
     def text(self, text: tf.Tensor) -> tf.Tensor: ...
-
-    def prepare(
-        self,
-        features: Sequence[Any],
-        bags: Sequence[Any],
-        weighted: Sequence[bool],
-    ) -> list[tf.Tensor]: ...
-
-    def prepared(self, tensors: Sequence[tf.Tensor]) -> None: ...
 
 
 class Checks:
@@ -118,21 +137,25 @@ class Checks:
         self._together = {}
 
     def hold(self) -> tf.Tensor:
-        """Returns whether all conditions hold, a scalar bool, for XLA.
-
-        Raises:
-            NotImplementedError: there is a consensus.
-        """
-        if self.consensus is not None:
-            strategies.refuse_in_xla("Tables of several replicas")
+        """Returns whether all conditions hold, a scalar bool, for XLA."""
         self._join()
         return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
 
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors, which then exist only if all conditions hold."""
+        return self.guard_with(tensors)[0]
+
+    def guard_with(
+        self, tensors: Sequence[tf.Tensor], early: Early | None = None
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Guards tensors, and those of `early`; also returns largest sizes.
+
+        See `Agreed`. Without a consensus there are no sizes.
+        """
         self._join()
+        tensors = [*tensors, *(early.tensors if early else [])]
         if not self._checks and self.consensus is None:
-            return list(tensors)
+            return tensors, None
         # Vectors of one dtype go through the branch as one: hundreds of inputs
         # and outputs would take most of the tracing time.
         vectors: dict[tf.DType, list[int]] = {}
@@ -142,8 +165,8 @@ class Checks:
         groups = [places for places in vectors.values() if len(places) > 2]
         joined = {i for places in groups for i in places}
         groups += [[i] for i in range(len(tensors)) if i not in joined]
-        guarded = self._guard(
-            [concat([tensors[i] for i in places]) for places in groups]
+        guarded, longest = self._guard(
+            [concat([tensors[i] for i in places]) for places in groups], early
         )
         found: dict[int, tf.Tensor] = {}
         for places, whole in zip(groups, guarded, strict=True):
@@ -153,14 +176,16 @@ class Checks:
             for i, part in zip(places, parts, strict=True):
                 part.set_shape(tensors[i].shape)
                 found[i] = part
-        return [found[i] for i in range(len(tensors))]
+        return [found[i] for i in range(len(tensors))], longest
 
-    def _guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        consensus = self.consensus
+    def _guard(
+        self, tensors: Sequence[tf.Tensor], early: Early | None
+    ) -> tuple[list[tf.Tensor], Any]:
+        consensus, longest = self.consensus, None
         oks = self._oks() or [tf.constant(True)]
         ok = tf.reduce_all(_in_row(oks))
         if consensus is not None:
-            ok = consensus.holds(ok)
+            ok, longest = consensus.agree(ok, early)
 
         def fail() -> list[tf.Tensor]:
             texts = [text() for _, text in self._checks]
@@ -186,7 +211,7 @@ class Checks:
         guarded = tf.cond(ok, lambda: [tf.identity(t) for t in tensors], fail)
         for after, before in zip(guarded, tensors, strict=True):
             after.set_shape(before.shape)
-        return guarded
+        return guarded, longest
 
     def _oks(self) -> list[tf.Tensor]:
         return [ok for ok, _ in self._checks]

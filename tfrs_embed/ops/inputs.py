@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tfrs_embed.compat import strategies
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import hashed_rows
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Checks, Consensus
+from tfrs_embed.ops.checks import Checks, Consensus, Early
 from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
-from tfrs_embed.ops.validation import validate
+from tfrs_embed.ops.validation import flatten, guard, validate
+
+
+@dataclasses.dataclass(frozen=True)
+class UncheckedIds:
+    """A call's parsed ids, whose validity replicas have yet to agree on.
+
+    Attributes:
+        parsed: the ids of each feature's `bagged` features.
+        checks: the conditions that have to hold.
+        layouts: the layouts of bags.
+    """
+
+    parsed: Sequence[ParsedIds]
+    checks: Checks
+    layouts: Layouts
+
+    def bags(self) -> list[BaggedIds]:
+        """Groups the ids as they are, without weights and scales."""
+        return group(self.parsed, self.layouts, bare=True)
+
+    def agree(self, early: Early | None) -> tuple[list[BaggedIds], Any]:
+        """Returns the bags, and what `early.finish` returns, of valid ids."""
+        agreed = guard(self.parsed, self.checks, early)
+        begun = early.finish(*agreed) if early else None
+        return group(self.parsed, self.layouts), begun
 
 
 def to_bags(
@@ -20,7 +47,6 @@ def to_bags(
     ids: Sequence[Any],
     weights: Sequence[Any],
     invalid_ids: str = "error",
-    consensus: Consensus | None = None,
     training: bool = False,
     input_shapes: Sequence[InputShape | None] | None = None,
 ) -> list[BaggedIds]:
@@ -35,8 +61,6 @@ def to_bags(
             the same row splits or indices.
         invalid_ids: "error", or "zero" to leave out ids outside [0,
             vocabulary_size).
-        consensus: the replicas that must all have valid ids; None: only this
-            one.
         training: whether this is part of a training step.
         input_shapes: each feature's declared shape of ids, or None.
 
@@ -51,7 +75,46 @@ def to_bags(
             executing eagerly, else by the running graph.
         NotImplementedError: XLA can't compile it; see `ops.xla`.
     """
-    checks = Checks(consensus)
+    checks, layouts = Checks(), Layouts()
+    parsed = _parse(
+        features, ids, weights, invalid_ids, training, input_shapes, checks
+    )
+    validate(parsed, invalid_ids, checks, training, layouts)
+    return group(parsed, layouts)
+
+
+def unchecked(
+    consensus: Consensus,
+    features: Sequence[FeatureSpec],
+    ids: Sequence[Any],
+    weights: Sequence[Any],
+    invalid_ids: str = "error",
+    training: bool = False,
+    input_shapes: Sequence[InputShape | None] | None = None,
+) -> UncheckedIds:
+    """Parses the ids of one of several replicas; see `to_bags`.
+
+    `consensus` decides with the other replicas whether all ids are valid.
+    """
+    strategies.refuse_in_xla("Tables of several replicas")
+    checks, layouts = Checks(consensus), Layouts()
+    parsed = _parse(
+        features, ids, weights, invalid_ids, training, input_shapes, checks
+    )
+    flatten(parsed, invalid_ids, checks, training, layouts)
+    return UncheckedIds(parsed, checks, layouts)
+
+
+def _parse(
+    features: Sequence[FeatureSpec],
+    ids: Sequence[Any],
+    weights: Sequence[Any],
+    invalid_ids: str,
+    training: bool,
+    input_shapes: Sequence[InputShape | None] | None,
+    checks: Checks,
+) -> list[ParsedIds]:
+    """Parses a call's ids, and collects conditions on their values."""
     parsed: list[ParsedIds] = []
     shapes = input_shapes or [None] * len(features)
     for feature, feature_ids, feature_weights, input_shape in zip(
@@ -65,9 +128,7 @@ def to_bags(
         # Every key is valid.
         each.may_be_absent = invalid_ids == "zero" and each.is_number
         parsed += hashed_rows.parts(each, invalid_ids, checks, training)
-    layouts = Layouts()
-    validate(parsed, invalid_ids, checks, training, layouts)
-    return group(parsed, layouts)
+    return parsed
 
 
 def lookup_bags(

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import of_one_dtype
-from tfrs_embed.ops.checks import Checks, Condition
-from tfrs_embed.ops.grouping import Layouts, group
+from tfrs_embed.ops.checks import Agreed, Checks, Condition, Early
+from tfrs_embed.ops.grouping import Layouts
 from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
@@ -39,29 +39,16 @@ def validate(
         return
     operations = backend.of(None, training)
     numbers = [each for each in parsed if each.is_number]
-    consensus = checks.consensus
     at_once = (
         require
         and operations.checks_ids
-        and consensus is None
         and bool(numbers)
         and not tf.executing_eagerly()
         and all(each.ids.dtype in _JOINABLE for each in numbers)
     )
     if not at_once:
-        for each in parsed:
-            each.flatten(layouts)
-        if require:
-            require_valid(numbers, checks, training)
-    if consensus is None:
-        _guard(parsed, checks, [])
-    else:
-        early = consensus.prepare(
-            [each.feature for each in parsed],
-            group(parsed, layouts, bare=True),
-            [each.weights is not None for each in parsed],
-        )
-        consensus.prepared(_guard(parsed, checks, early))
+        flatten(parsed, invalid_ids, checks, training, layouts)
+    guard(parsed, checks)
     if at_once:
         ids = of_one_dtype([each.ids for each in numbers])
         found = operations.require([each.feature for each in numbers], ids)
@@ -73,6 +60,21 @@ def validate(
             for each in parsed:
                 if not each.is_number:
                     each.flatten(layouts)
+
+
+def flatten(
+    parsed: Sequence[ParsedIds],
+    invalid_ids: str,
+    checks: Checks,
+    training: bool,
+    layouts: Layouts,
+) -> None:
+    """Flattens ids to [n], and adds the condition that tables have them."""
+    for each in parsed:
+        each.flatten(layouts)
+    if invalid_ids == "error":
+        numbers = [each for each in parsed if each.is_number]
+        require_valid(numbers, checks, training)
 
 
 def require_valid(
@@ -91,10 +93,10 @@ def require_valid(
         checks.require_together(conditions, key, each)
 
 
-def _guard(
-    parsed: Sequence[ParsedIds], checks: Checks, others: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Guards the parsed tensors and `others`; returns the guarded others."""
+def guard(
+    parsed: Sequence[ParsedIds], checks: Checks, early: Early | None = None
+) -> Agreed:
+    """Guards the parsed tensors and `early`'s; returns those of `early`."""
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
         (each, name)
@@ -102,7 +104,8 @@ def _guard(
         for name in names
         if tf.is_tensor(getattr(each, name))
     ]
-    guarded = checks.guard([*(getattr(*place) for place in places), *others])
+    tensors = [getattr(*place) for place in places]
+    guarded, longest = checks.guard_with(tensors, early)
     for (each, name), tensor in zip(places, guarded, strict=False):
         setattr(each, name, tensor)
-    return guarded[len(places) :]
+    return Agreed(guarded[len(places) :], longest)
