@@ -4,7 +4,13 @@ import numpy as np
 import tensorflow as tf
 
 from dynamic_reference import ReferenceKeys, Seen
-from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    KeyRules,
+    LiveKeys,
+)
 from tfrs_embed.storage.key_table import KeyTable
 
 INT64 = np.iinfo(np.int64)
@@ -29,6 +35,17 @@ def int64(values):
     return tf.constant(np.array(values, np.int64))
 
 
+def live_keys(table):
+    """The keys with rows, as arrays in any order."""
+    return LiveKeys(*(values.numpy() for values in table.export()))
+
+
+def candidates_of(table):
+    """The keys without rows, [c, 3]: each with its occurrences, last step."""
+    keys, _, *seen = table.export(candidates=True)
+    return np.stack([keys, *seen], 1)
+
+
 class Compared:
     """A table and the reference, which are given the same and must agree."""
 
@@ -41,18 +58,20 @@ class Compared:
         self.hints = {}
 
     def find(self, keys):
-        found = self.table.find(int64(keys)).numpy().tolist()
+        found = self.table.lookup(int64(keys)).rows.numpy().tolist()
         assert found == [self.rows.get(key, ABSENT) for key in keys]
 
     def plan(self, keys, counts, step):
         expected = self.reference.plan(keys, counts, step)
-        before = int(self.table.physical())
+        before = self.table.numbers().physical
         plan = self.table.reserve(
             int64(keys), counts if counts is None else int64(counts), step
         )
         assert plan.lacking.numpy().item() == expected.lacking
         assert (
-            plan.physical.numpy().item() == int(self.table.physical()) >= before
+            plan.physical.numpy().item()
+            == self.table.numbers().physical
+            >= before
         )
         if expected.lacking:
             assert plan.physical.numpy().item() == before
@@ -73,7 +92,7 @@ class Compared:
         if hints is None:
             hints = [self.hints.get(key, ABSENT) for key in keys]
         expected = self.reference.commit(keys, counts, step)
-        before = set(self.table.live().keys.tolist())
+        before = set(self.table.export().keys.numpy().tolist())
         commit = self.table.commit(
             int64(keys),
             counts if counts is None else int64(counts),
@@ -83,21 +102,21 @@ class Compared:
         assert commit.lacking.numpy().item() == expected.lacking
         if expected.lacking:
             return expected
-        after = set(self.table.live().keys.tolist())
+        after = set(self.table.export().keys.numpy().tolist())
         assert before - after == expected.evicted
         new = self._new_rows(commit)
         assert set(new) == expected.admitted
         for key in expected.evicted:
             del self.rows[key]
         # New keys are found when their rows are written.
-        assert not any(self.table.find(commit.new_keys).numpy())
+        assert not any(self.table.lookup(commit.new_keys).rows.numpy())
         self.table.publish(commit.versions)
         self.rows.update(new)
         assert commit.rows.numpy().tolist() == [
             self.rows.get(key, TRASH) if count > 0 else TRASH
             for key, count in _counted(keys, counts)
         ]
-        assert commit.physical.numpy().item() == int(self.table.physical())
+        assert commit.physical.numpy().item() == self.table.numbers().physical
         return expected
 
     def remove(self, keys, evicted=False):
@@ -115,17 +134,16 @@ class Compared:
             {key: Seen(*seen) for key, seen in live.items()},
             {key: Seen(*seen) for key, seen in candidates.items()},
         )
-        rows, version = self.table.replace(*_array(live).T, _array(candidates))
-        assert not any(self.table.find(int64(list(live))).numpy())
+        version = self.table.replace(*_array(live).T, _array(candidates))
+        assert not any(self.table.lookup(int64(list(live))).rows.numpy())
         self.table.publish(version)
-        assert rows.tolist() == list(range(FIRST_ROW, FIRST_ROW + len(live)))
-        self.rows = dict(zip(live, rows.tolist(), strict=True))
+        self.rows = {key: FIRST_ROW + i for i, key in enumerate(live)}
 
     def check(self):
         """All that can be observed."""
         table, reference = self.table, self.reference
-        live = table.live()
-        assert len(live.keys) == len(reference.live) == int(table.size())
+        live, numbers = live_keys(table), table.numbers()
+        assert len(live.keys) == len(reference.live) == numbers.size
         assert _as_dict(live.keys, live.frequency, live.last_used) == {
             key: (seen.frequency, seen.last)
             for key, seen in reference.live.items()
@@ -134,15 +152,15 @@ class Compared:
         assert _as_dict(live.keys, live.rows) == {
             key: (row,) for key, row in self.rows.items()
         }
-        candidates = table.candidates()
+        candidates = candidates_of(table)
         assert len(candidates) == len(reference.candidates)
         assert _as_dict(*candidates.T) == {
             key: (seen.frequency, seen.last)
             for key, seen in reference.candidates.items()
         }
-        assert table.statistics().tolist() == reference.statistics()
-        assert int(table.capacity()) == reference.capacity
-        physical = int(table.physical())
+        assert [*numbers.last, *numbers.total] == reference.statistics()
+        assert numbers.capacity == reference.capacity
+        physical = numbers.physical
         most = FIRST_ROW + self.rules.max_capacity + self.most_planned
         assert FIRST_ROW + reference.capacity <= physical <= most
         rows = set(self.rows.values())

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import FileStorage
 from tfrs_embed.checkpoint.rows import HeldRows
 from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.ops import update as update_ops
@@ -20,6 +21,14 @@ from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage.row_marks import RowMarks
 from tfrs_embed.storage.row_store import RowStore
 from tfrs_embed.storage.sharded import ShardedVariable
+from tfrs_embed.storage.stores import STORES
+
+
+class ArrayStorage(FileStorage):
+    """Keeps a table in numpy arrays; its folder means nothing."""
+
+
+STORES[ArrayStorage] = __name__, "NumpyRows"
 
 
 class NumpyRows(RowStore):
@@ -88,9 +97,6 @@ class NumpyRows(RowStore):
             for table, parts in self._tables.items()
         }
         return RowMarks(self.device, rows)
-
-    def resize(self, rows):
-        raise NotImplementedError("Tables of keys are kept in memory.")
 
     def call(self, function, inputs, dtype):
         """Calls a function of arrays after all that was written before.

@@ -468,7 +468,7 @@ def test_tables_end_with_their_model(how):
             run(layer, ids())
         shard = layer.tables["numbers"]._rows.shards[0]
         operations = shard.key_table._operations
-        if isinstance(operations, key_table_numpy.NumpyOperations):
+        if isinstance(operations, key_table_numpy.NumpyKeys):
             [keys] = operations._tables
         else:
             [keys] = operations._handles
@@ -491,7 +491,7 @@ def test_both_implementations_are_tested(request):
     layer = make()
     layer.build(None)
     shard = layer.tables["numbers"]._rows.shards[0]
-    numpy = key_table_numpy.NumpyOperations
+    numpy = key_table_numpy.NumpyKeys
     found = isinstance(shard.key_table._operations, numpy)
     assert found == (kind == "tensorflow" or not kernels.status().loaded)
 

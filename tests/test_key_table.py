@@ -17,7 +17,9 @@ from compared_keys import (
     INT64,
     POLICIES,
     Compared,
+    candidates_of,
     int64,
+    live_keys,
     run_random_stream,
 )
 from dynamic_reference import shard_of
@@ -25,7 +27,7 @@ from nightly import ALL
 from plans import nightly, without_kernels
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
-from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
+from tfrs_embed.storage.key_table import Found, KeyTable
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -178,7 +180,7 @@ def test_a_step_that_fails_changes_nothing():
     compared.plan(keys, counts, 2)
     assert compared.commit(keys, counts, 2).lacking == 2
     compared.check()
-    assert int(compared.table.capacity()) == 4
+    assert compared.table.numbers().capacity == 4
 
 
 def test_expired_keys_go_before_the_capacity_grows():
@@ -188,7 +190,7 @@ def test_expired_keys_go_before_the_capacity_grows():
     assert compared.commit([4], None, 4).evicted == {1}
     assert compared.commit([5, 6, 7, 8], None, 4).evicted == {3}
     compared.check()
-    assert int(compared.table.capacity()) == 6
+    assert compared.table.numbers().capacity == 6
 
 
 def test_expired_keys_go_once_where_steps_are_numbered_anew():
@@ -208,7 +210,7 @@ def test_plans_without_a_commit_between_have_other_rows():
     compared.plan([4, 5, 6], None, 2)  # The free rows begin anew.
     compared.commit([4, 5, 6], None, 2)
     compared.check()
-    assert int(compared.table.physical()) == FIRST_ROW + 10
+    assert compared.table.numbers().physical == FIRST_ROW + 10
 
 
 def test_a_plan_of_a_full_table_needs_more_rows_once():
@@ -217,7 +219,7 @@ def test_a_plan_of_a_full_table_needs_more_rows_once():
         keys = range(2 * step, 2 * step + 5)
         compared.plan(list(keys), None, step)
         compared.commit(list(keys), None, step)
-    assert int(compared.table.physical()) == FIRST_ROW + 5 + 2
+    assert compared.table.numbers().physical == FIRST_ROW + 5 + 2
 
 
 @pytest.mark.parametrize("occurrences", [1, 4])
@@ -234,7 +236,7 @@ def test_replace_keeps_the_candidates_that_were_seen_last():
     seen = {key: (1, 50 - abs(key - 70)) for key in range(100)}
     compared.replace({70: (5, 1)}, seen)
     compared.check()
-    candidates = compared.table.candidates()
+    candidates = candidates_of(compared.table)
     assert sorted(candidates[:, 0]) == [69, 71, 72]
     compared.commit([69, 72, *range(200, 260)], None, 100)
     compared.check()
@@ -252,12 +254,12 @@ def test_functions_run_in_the_order_they_are_traced():
 
     @tf.function
     def steps(keys, step):
-        before = table.size()
+        before = table.info()[0, 0]
         first = inner(keys, step + 1)
         second = inner(keys + 1, step + 2)
-        found = table.find(keys)
+        found = table.lookup(keys).rows
         inner(keys + 2, step + 3)
-        return before, first, second, found, table.size()
+        return before, first, second, found, table.info()[0, 0]
 
     for number in range(20):
         base = 10 * number
@@ -269,8 +271,8 @@ def test_functions_run_in_the_order_they_are_traced():
         assert len(first.new_keys) == 3
         assert second.new_keys.numpy().tolist() == [base + 3]
         np.testing.assert_array_equal(found, first.rows)
-        assert base not in table.live().keys
-        assert base + 1 in table.live().keys
+        assert base not in live_keys(table).keys
+        assert base + 1 in live_keys(table).keys
 
 
 def test_rows_that_are_written_for_other_keys_are_found_out():
@@ -287,7 +289,7 @@ def test_rows_that_are_written_for_other_keys_are_found_out():
 
     keys = int64([1, 2, 9])
     commit([1, 2, 3], 1)
-    before = table.look_up(keys)
+    before = table.lookup(keys)
     first, second, _ = before.rows.numpy().tolist()
     assert check(before) == [first, second, ABSENT]
     # Uses of keys, and evictions as such, write no row.
@@ -297,15 +299,15 @@ def test_rows_that_are_written_for_other_keys_are_found_out():
     commit([4, 2], 3)  # 4 gets the row that 2 had, and 2 that of 1.
     assert check(before) == [ABSENT] * 3
     # Not of others since, but of their own.
-    after = table.look_up(keys)
+    after = table.lookup(keys)
     assert check(after) == after.rows.numpy().tolist() == [ABSENT, first, 0]
     # A plan's rows are written when another plan shows them.
     table.remove(np.array([3]))
     plan = table.reserve(int64([2, 10]), None, 4)
-    planned = table.check(Found(plan.rows, None, plan.versions))[0]
+    planned = table.check(Found(plan.rows, keys, None, plan.versions))[0]
     np.testing.assert_array_equal(planned, plan.rows)
     table.reserve(int64([11]), None, 4)
-    rows, changed = table.check(Found(plan.rows, None, plan.versions))
+    rows, changed = table.check(Found(plan.rows, keys, None, plan.versions))
     assert (rows.numpy().tolist(), int(changed)) == ([first, ABSENT], 1)
 
 
@@ -322,11 +324,11 @@ def test_many_threads():
             for _ in range(steps):
                 keys = int64(rng.zipf(1.3, n) % 1000)
                 plan = table.reserve(keys, None, 1)
-                table.find(keys)
+                table.lookup(keys)
                 commit = table.commit(keys, None, plan.rows, 1)
                 table.publish(commit.versions)
                 assert commit.lacking.numpy().item() == 0
-                assert int(table.size()) <= 500
+                assert table.numbers().size <= 500
         except BaseException as error:
             errors.append(error)
 
@@ -336,10 +338,10 @@ def test_many_threads():
     for thread in pool:
         thread.join()
     assert not errors
-    live, statistics = table.live(), table.statistics()
+    live, total = live_keys(table), table.numbers().total
     assert len(set(live.rows.tolist())) == len(set(live.keys.tolist()))
-    assert statistics[4] - statistics[5] == len(live.keys) == int(table.size())
-    np.testing.assert_array_equal(table.find(live.keys), live.rows)
+    assert total[0] - total[1] == len(live.keys) == table.numbers().size
+    np.testing.assert_array_equal(table.lookup(live.keys).rows, live.rows)
 
 
 def test_sums_of_many_threads():
@@ -349,7 +351,7 @@ def test_sums_of_many_threads():
 
     def work(mine):
         for step, some in enumerate(mine):
-            rows = table.find(some)
+            rows = table.lookup(some).rows
             table.commit(some, None, rows, step)
 
     pool = [threading.Thread(target=work, args=[mine]) for mine in keys]
@@ -357,7 +359,7 @@ def test_sums_of_many_threads():
         thread.start()
     for thread in pool:
         thread.join()
-    live = table.live()
+    live = live_keys(table)
     np.testing.assert_array_equal(
         live.frequency[np.argsort(live.keys)], np.bincount(keys.reshape(-1))
     )
@@ -410,7 +412,7 @@ def test_tables_together_are_like_each_alone(size):
         KeyRules(10, 640, 1),
     ]
     alone, members = ([KeyTable(r) for r in rules] for _ in range(2))
-    together = KeyTables(members)
+    together = KeyTable.joined(members)
     rng = np.random.default_rng(size)
     for step in range(1, 9):
         keys = rng.integers(-30, 30, size)
@@ -458,16 +460,16 @@ def test_tables_together_are_like_each_alone(size):
         )
         same(commit, wanted)
         assert not np.any(
-            together.look_up(
+            together.lookup(
                 commit.new_keys, np.repeat(range(3), commit.new_sizes)
             ).rows
         )
         together.publish(commit.versions)
         for table, of_table in zip(alone, wanted, strict=True):
             table.publish(of_table.versions)
-        found = together.look_up(int64(keys), table_of)
+        found = together.lookup(int64(keys), table_of)
         for part, there in zip(
-            mine, each(lambda t, k: t.look_up(k), keys), strict=True
+            mine, each(lambda t, k: t.lookup(k), keys), strict=True
         ):
             np.testing.assert_array_equal(found.rows.numpy()[part], there.rows)
         assert together.check(found)[1] == 0

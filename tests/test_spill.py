@@ -451,7 +451,7 @@ def test_a_key_moves_twice_while_it_is_read(tmp_path):
     shard = table._rows.shards[0]
     key_table = shard.key_table
     keys = tf.range(KEYS, dtype=tf.int64)
-    found = key_table.look_up(keys)
+    found = key_table.lookup(keys)
     here = np.flatnonzero(found.rows != ABSENT)
     expected = look_up(layer)[0][:KEYS]
     read = shard.store.read("t0", "parameters", found.rows)
@@ -467,7 +467,7 @@ def test_a_key_moves_twice_while_it_is_read(tmp_path):
         step(part)
     back = here[: ROWS // 2]
     step(back)
-    again = key_table.look_up(keys).rows.numpy()[back]
+    again = key_table.lookup(keys).rows.numpy()[back]
     assert np.all(again != ABSENT)
     checked = key_table.check_vectors(found, read)
     np.testing.assert_array_equal(checked, expected)
@@ -476,7 +476,7 @@ def test_a_key_moves_twice_while_it_is_read(tmp_path):
 def test_a_fork_is_an_error(tmp_path):
     layer = make_layer(spilling(tmp_path))
     train(layer)
-    spill = layer.tables["t0"]._rows.shards[0].key_table.spill
+    spill = layer.tables["t0"]._rows.shards[0].spill
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import update_rules
-from file_rows import FileRows
 from fronts import keras, layers
 from nightly import ALL
-from numpy_rows import NumpyRows
+from numpy_rows import ArrayStorage
 from reference import Table
 from tfrs_embed import DynamicKeys, FileStorage, TableConfig
 from tfrs_embed.optimizers import Regularized, rules
@@ -141,7 +140,7 @@ class Engine(NamedTuple):
         places: the placements that tables ask for, in turns.
         hot: of which rows tables have copies, in turns: each third, for 3; 0:
             of none.
-        store: the class of what keeps the rows; None: variables in memory.
+        storage: the class of the tables' storage; None: variables in memory.
         group: the replicas that exchange rows among themselves first; 1: all
             exchange with all.
     """
@@ -153,7 +152,7 @@ class Engine(NamedTuple):
     keys: DynamicKeys | None = None
     places: tuple[str, ...] = ()
     hot: tuple[int, ...] = ()
-    store: type | None = None
+    storage: type[FileStorage] | None = None
     group: int = 1
 
 
@@ -195,10 +194,10 @@ ENGINES = {
     "partial_small": _engine(_PARTIAL, 20, "one device", "Keras"),
     "distributed": _engine(_DISTRIBUTED, 0, "one device", "one device"),
     "arrays": _engine(_PARTIAL, 0, "one device", "one device")._replace(
-        store=NumpyRows
+        storage=ArrayStorage
     ),
     "files": _engine(_PARTIAL, 0, "one device", "one device")._replace(
-        store=FileRows
+        storage=FileStorage
     ),
     "host": _placed(_PARTIAL, "host", "one device", ("host", "row")),
     "dynamic": _by_key(_PARTIAL, "one device, by key"),
@@ -209,14 +208,14 @@ ENGINES = {
     "spill_sharded": _spilling(_PARTIAL, "sharded, by key"),
     "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
     "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
-        store=NumpyRows
+        storage=ArrayStorage
     ),
     "sharded_files": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
-        store=FileRows
+        storage=FileStorage
     ),
     "column_files": _placed(
         _PARTIAL, "by column", "by column", ("column", "table")
-    )._replace(store=FileRows),
+    )._replace(storage=FileStorage),
     "two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(group=2),
     "dynamic_two_stages": _by_key(_PARTIAL, "sharded, by key")._replace(
         group=2
@@ -258,8 +257,9 @@ ENGINES = {
 }
 
 
-#: Of a table's place, hot rows and dtype; TensorFlow's class has no others.
-DEFAULTS = ("auto", 0, "float32")
+#: Of a table's keys, place, hot rows, storage and dtype; TensorFlow's class has
+#: no others.
+DEFAULTS = (None, "auto", 0, None, "float32")
 
 
 class TableCase(NamedTuple):
@@ -273,9 +273,17 @@ class TableCase(NamedTuple):
     seed: int = 0
     dtype: str = "float32"
 
-    def config(self, name, optimizer=None, keys=None, place="auto", hot=0):
+    def config(
+        self,
+        name,
+        optimizer=None,
+        keys=None,
+        place="auto",
+        hot=0,
+        storage=None,
+    ):
         """The table's config in TensorFlow's class; with more in ours."""
-        if keys is not None or (place, hot, self.dtype) != DEFAULTS:
+        if (keys, place, hot, storage, self.dtype) != DEFAULTS:
             spills = keys is not None and keys.spill is not None
             return TableConfig(
                 name,
@@ -290,6 +298,7 @@ class TableCase(NamedTuple):
                 dtype=self.dtype,
                 # By random bits, strategies/test_table_dtypes.py has it.
                 rounding="nearest",
+                storage=storage,
             )
         return tpu.TableConfig(
             self.rows,

@@ -4,8 +4,9 @@ All of it works on one device and under a strategy, where each step has a batch
 for each replica.
 """
 
+import contextlib
 import itertools
-from unittest import mock
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -26,11 +27,22 @@ from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import ShardingType
-from tfrs_embed.distribution import row_exchange
-from tfrs_embed.engines import shard
-from tfrs_embed.storage.memory import MemoryRows
+from tfrs_embed.distribution import replicas
 
 tpu = tf.tpu.experimental.embedding
+
+
+#: Tables' files, which stay mapped when it is removed, at the process's end.
+FOLDER = tempfile.TemporaryDirectory()
+
+
+@contextlib.contextmanager
+def replicas_on_host(number):
+    """The strategy's hosts have so many replicas for layers that are built."""
+    shared = replicas.of(tf.distribute.get_strategy())
+    before, shared.on_host = shared.on_host, number
+    yield
+    shared.on_host = before
 
 
 # Layers and their references.
@@ -58,13 +70,23 @@ def build(engine, tables=None, per_table=False, **options):
         # As equal objects may not be hashable.
         [shared] = {case.optimizer for case in tables.values()}
     features, described = {}, {}
+    storage = ENGINES[engine].storage
+    if storage is not None:
+        storage = storage(tempfile.mkdtemp(dir=FOLDER.name))
     places = itertools.cycle(ENGINES[engine].places or ["auto"])
     hot_rows = itertools.cycle(ENGINES[engine].hot or [0])
     for (table, case), place, hot in zip(
         tables.items(), places, hot_rows, strict=False
     ):
         own = optimizers[table] if per_table else None
-        config = case.config(table, own, ENGINES[engine].keys, place, hot)
+        config = case.config(
+            table,
+            own,
+            ENGINES[engine].keys,
+            place,
+            hot,
+            storage,
+        )
         for kind in case.kinds:
             name, shape = f"{table}_{kind}", OPTIONS[kind]
             if layer_class is layers.DistributedEmbedding:
@@ -74,19 +96,14 @@ def build(engine, tables=None, per_table=False, **options):
                     shape = {"output_shape": (BATCH,)}
             features[name] = _feature(name, config, OPTIONS[kind])
             described[name] = Feature(table, **shape)
-    store = ENGINES[engine].store or MemoryRows
+    layer = layer_class(
+        features,
+        optimizer=shared and fresh(OPTIMIZERS[shared].optimizer),
+        **options,
+    )
     group = ENGINES[engine].group
-    with (
-        mock.patch.object(shard, "MemoryRows", store),
-        # Where hosts have GPUs the groups are of these.
-        mock.patch.object(row_exchange, "first_stage", lambda *_: group),
-    ):
-        layer = layer_class(
-            features,
-            optimizer=shared and fresh(OPTIMIZERS[shared].optimizer),
-            **options,
-        )
-        if group > 1:
+    if group > 1:
+        with replicas_on_host(group):
             layer.build(None)  # Which makes the exchange.
     if is_tpu(tf.distribute.get_strategy()):
         # A TPU's tables are made by the first call.

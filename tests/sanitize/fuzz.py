@@ -28,9 +28,9 @@ import compared_keys
 import kernel_cases as cases
 from tfrs_embed import FileStorage, kernels
 from tfrs_embed.kernels import files, handle_packs
-from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules
+from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules, LiveKeys
 from tfrs_embed.storage.key_table import KeyTable
-from tfrs_embed.storage.spill import SpillSettings
+from tfrs_embed.storage.spill import Spill
 
 DIMS = [*range(1, 20), 31, 32, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
 
@@ -428,8 +428,8 @@ def try_spill(rng, folder):
         "parameters": tf.Variable(tf.zeros([FIRST_ROW + capacity, dim])),
         "sums": tf.Variable(tf.zeros([FIRST_ROW + capacity])),
     }
-    settings = SpillSettings("t", FileStorage(folder), variables, None)
-    table = KeyTable(rules, None, settings)
+    spill = Spill("t", FileStorage(folder), variables, None)
+    table = KeyTable(rules, None, spill)
     known = {}
     for step in range(1, 30):
         size = rng.integers(1, capacity + 1)
@@ -442,7 +442,7 @@ def try_spill(rng, folder):
             variable.scatter_update(
                 tf.IndexedSlices(tf.zeros(shape), given.new_rows)
             )
-        table.spill.fetch(given.new_keys, given.new_rows, False)
+        spill.fetch(given.new_keys, given.new_rows, False)
         table.publish(given.versions)
         for name, variable in variables.items():
             found = tf.gather(variable, given.rows).numpy()
@@ -459,18 +459,18 @@ def try_spill(rng, folder):
                 for name in variables:
                     known.pop((key, name), None)
         if rng.random() < 0.1:
-            live = table.live()
+            live = LiveKeys(*(each.numpy() for each in table.export()))
             order = rng.permutation(len(live.keys))
             spilled = [k for k in order if live.rows[k] >= SPILLED]
             rows = live.rows[spilled]
             for name in variables:
                 for key, row in zip(
                     live.keys[spilled].tolist(),
-                    table.spill.read(name, rows),
+                    spill.read(name, rows),
                     strict=True,
                 ):
                     np.testing.assert_array_equal(row, known[key, name])
-    assert int(table.size()) == len(known) // 2
+    assert table.numbers().size == len(known) // 2
 
 
 def main():

@@ -25,11 +25,8 @@ class ShardingType(enum.Enum):
 
     KERAS = "Keras"
     ONE_DEVICE = "one device"
-    HOST = "host"
     ROW_WISE = "sharded"
     COLUMN_WISE = "by column"
-    DYNAMIC = "one device, by key"
-    DYNAMIC_SHARDED = "sharded, by key"
     DATA_PARALLEL = "mirrored"
     SPARSE_CORE = "SparseCore"
     EMBEDDING_CORE = "TPU embedding core"
@@ -60,7 +57,6 @@ _SPREAD = {
 _SENDING = (
     ShardingType.ROW_WISE,
     ShardingType.COLUMN_WISE,
-    ShardingType.DYNAMIC_SHARDED,
     ShardingType.DATA_PARALLEL,
 )
 
@@ -250,8 +246,7 @@ def _assign(
                 "support: train it on CPUs or GPUs."
             )
         reason = f"its keys are {table.keys.dtype.name}"
-        sharding = ShardingType.DYNAMIC_SHARDED
-        return _engine(table, strategy, sharding, reason)
+        return _engine(table, strategy, ShardingType.ROW_WISE, reason)
     if table.storage is not None and tpu is not None:
         raise NotImplementedError(
             f"Table '{table.name}' has a FileStorage, which TPUs don't "
@@ -272,7 +267,7 @@ def _assign(
         placed = _engine(table, strategy, ShardingType.ROW_WISE, reason)
         if placed.sharding is not ShardingType.ONE_DEVICE:
             raise _unavailable(table, strategy)
-        return placed._replace(sharding=ShardingType.HOST)
+        return placed
     if table.storage is not None:
         sharding = ShardingType.ROW_WISE
         if table.placement in ("replicated", "default_device"):
@@ -329,9 +324,7 @@ def _engine(
             "MultiWorkerMirroredStrategy, and are not supported under "
             f"{type(strategy).__name__}{instead}."
         )
-    by_key = sharding is ShardingType.DYNAMIC_SHARDED
-    alone = ShardingType.DYNAMIC if by_key else ShardingType.ONE_DEVICE
-    return Assignment(alone, f"{reason}, one replica")
+    return Assignment(ShardingType.ONE_DEVICE, f"{reason}, one replica")
 
 
 def can_shard(strategy: tf.distribute.Strategy) -> bool:
@@ -375,10 +368,17 @@ def describe(
                 features=tuple(
                     f.name for f in spec.features if f.table is table
                 ),
-                engine=sharding.value,
+                engine=_engine_name(table, sharding),
                 optimizer=trained_by,
                 reason=reason,
             )
         )
     sends = any(each.sharding in _SENDING for each in assigned.values())
     return Placement(tuple(entries), communication_dtype if sends else None)
+
+
+def _engine_name(table: TableSpec, sharding: ShardingType) -> str:
+    """Returns where a table's rows are and what holds them, for users."""
+    if sharding is ShardingType.ONE_DEVICE and table.on_host:
+        return "host"
+    return f"{sharding.value}{', by key' * (table.keys is not None)}"

@@ -348,6 +348,11 @@ class TableSpec:
     storage: FileStorage | None = None
 
     @property
+    def on_host(self) -> bool:
+        """Whether rows are in the host's memory, beside a GPU."""
+        return self.placement == "host"
+
+    @property
     def has_files(self) -> bool:
         """Whether rows are in files: all, or those of evicted keys."""
         spills = self.keys is not None and self.keys.spill is not None

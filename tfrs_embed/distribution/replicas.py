@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -143,7 +144,7 @@ class Replicas:
             self._ranks = [self._ids_by_rank.index(i) for i in ids]
         return self._ranks
 
-    @property
+    @functools.cached_property
     def on_host(self) -> int:
         """The replicas of a process, if their ranks are neighbours; else 1."""
         self.ranks  # noqa: B018 - all workers ask for it together.

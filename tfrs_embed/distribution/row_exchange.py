@@ -58,7 +58,6 @@ class Received(NamedTuple):
         bucket: scalar int32, the capacity's number.
         table_of: [world * capacity] int32, each row's table, if keys of several
             tables may be equal; padding is 0.
-        keyed: for tables with keys, the rows that were found or reserved.
         collected: a `Collected`, if the exchange has two stages.
     """
 
@@ -69,7 +68,6 @@ class Received(NamedTuple):
     capacity: tf.Tensor
     bucket: tf.Tensor
     table_of: tf.Tensor | None = None
-    keyed: Any = None
     collected: Any = None
 
 

@@ -100,14 +100,19 @@ class CollectiveEngine(Engine, Together):
         self._norms_channel = self._replicas.allocate(1)
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
-                self._rows_on_shard, functools.partial(self._rounding, rank)
+                self._rows_on_shard,
+                functools.partial(self._rounding, rank),
+                self._name,
+                self._replicas.world,
             )
             self._moments.add(shard.store)
-        for state in self.states.values():
-            self._fill(state.spec)
-            self._expose(state)
         steps = [shard.step for shard in self._shards]
         self._step = CompositeStep(steps, self._strategy)
+        stores = [shard.store for shard in self._shards]
+        for state in self.states.values():
+            if not self._expose_keys(state, stores, self._replicas):
+                self._fill(state.spec)
+                self._expose(state)
         self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):

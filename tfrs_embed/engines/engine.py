@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, Early
 from tfrs_embed.ops.inputs import UncheckedIds
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.table_state import TableState
 
 
@@ -49,8 +52,6 @@ class Engine(abc.ABC):
             variables: `tf.Variable`s, or objects like one for tables in parts.
     """
 
-    _State: type[TableState] = TableState
-
     def __init__(self, options: EngineOptions) -> None:
         self._name = options.name
         self._strategy = options.strategy
@@ -60,7 +61,7 @@ class Engine(abc.ABC):
         self.tables = tuple(tables.values())
         self.optimizers = {name: options.optimizers[name] for name in tables}
         self.states = {
-            name: self._State(table, self.optimizers[name])
+            name: _make_state(table, self.optimizers[name])
             for name, table in tables.items()
         }
         for state in self.states.values():
@@ -74,6 +75,19 @@ class Engine(abc.ABC):
             ValueError: a batch has to be seen first; see `FixedBatches`.
             RuntimeError: other workers build other tables.
         """
+
+    def _expose_keys(
+        self, state: TableState, stores: Sequence[Any], replicas: Replicas
+    ) -> bool:
+        """Adds its keys' variables to a table's state; False: it has no keys.
+
+        `stores` are those of this process.
+        """
+        if state.spec.keys is None:
+            return False
+        dynamic: Any = state
+        dynamic.expose(stores, replicas, self._strategy, self.step)
+        return True
 
     def _follow_step(self) -> None:
         """Lets the optimizers' learning rates follow this engine's step."""
@@ -189,3 +203,15 @@ def refuse_to_train(text: str) -> None:
     if tf.executing_eagerly():
         raise RuntimeError(text)
     tf.debugging.Assert(False, [text])
+
+
+def _make_state(
+    spec: TableSpec, optimizer: TableOptimizer | None
+) -> TableState:
+    """Makes the state of a table."""
+    if spec.keys is None:
+        return TableState(spec, optimizer)
+    # Imported here, as few tables have keys.
+    from tfrs_embed.storage.dynamic_table import DynamicTable
+
+    return DynamicTable(spec, optimizer)

@@ -16,11 +16,8 @@ from tfrs_embed.engines.options import EngineOptions
 # when needed: programs without TPUs don't import SparseCores.
 _ENGINES = {
     ShardingType.ONE_DEVICE: ("one_device", "OneDeviceEngine"),
-    ShardingType.HOST: ("host", "HostEngine"),
     ShardingType.ROW_WISE: ("row_wise", "RowWiseEngine"),
     ShardingType.COLUMN_WISE: ("column_wise", "ColumnWiseEngine"),
-    ShardingType.DYNAMIC: ("dynamic", "DynamicEngine"),
-    ShardingType.DYNAMIC_SHARDED: ("dynamic_sharded", "DynamicShardedEngine"),
     ShardingType.DATA_PARALLEL: ("data_parallel", "DataParallelEngine"),
     ShardingType.SPARSE_CORE: ("tpu.sparse_core", "SparseCoreEngine"),
     ShardingType.EMBEDDING_CORE: ("tpu.embedding_cores", "EmbeddingCoreEngine"),
@@ -36,18 +33,21 @@ def make_engine(
     `sharding` has each table's sharding type by name; KERAS has no engine.
 
     Returns:
-        The engine of the tables' type, or a composite of an engine per type.
+        The engine of the tables, or a composite of several: one for each
+        sharding type, and others for tables with keys and in host memory.
 
     Raises:
         NotImplementedError: an engine doesn't support the strategy.
         ValueError: a table has more rows than an engine takes.
         RuntimeError: SparseCores without TensorFlow's wheel for TPUs.
     """
-    by_type: dict[ShardingType, list[FeatureSpec]] = {}
+    groups: dict[tuple[ShardingType, bool, bool], list[FeatureSpec]] = {}
     for feature in options.features:
-        by_type.setdefault(sharding[feature.table.name], []).append(feature)
+        table = feature.table
+        kind = sharding[table.name], table.keys is not None, table.on_host
+        groups.setdefault(kind, []).append(feature)
     engines = []
-    for each, features in by_type.items():
+    for (each, *_), features in groups.items():
         module, name = _ENGINES[each]
         found = importlib.import_module(f"tfrs_embed.engines.{module}")
         mine = dataclasses.replace(options, features=features)

@@ -2,14 +2,14 @@
 
     ids -> RowInput -> keys of a shard -> RowLookup -> rows -> RowOutput
 
-Gradients take the same way back. `RowLookup` reads the rows of received keys;
-tables with `DynamicKeys` have a subclass.
+Gradients take the same way back. `RowLookup` reads the rows of received keys,
+after it has found them where tables have `DynamicKeys`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from tfrs_embed.distribution import hot_rows
 from tfrs_embed.distribution.hot_rows import HotKeys
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.row_exchange import (
+    COUNTS,
     GRADIENTS,
     ROWS,
     Received,
@@ -28,8 +29,10 @@ from tfrs_embed.engines.hot_row_copies import HotRows
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags
+from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.storage.row_store import IdsOfTables, Located
 
 
 class Asked(NamedTuple):
@@ -44,6 +47,8 @@ class Asked(NamedTuple):
         received: the keys received; empty before keys are sent.
         positions: for each feature of a group [n] int32, its ids' rows among
             the answers; empty before rows are sent.
+        located: the rows of the received keys of groups of tables with keys;
+            None: there are none, or they are not found yet.
     """
 
     groups: dict[int, TableGroup]
@@ -51,23 +56,33 @@ class Asked(NamedTuple):
     hot: dict[int, HotKeys]
     received: Mapping[int, Received] = {}
     positions: Mapping[int, Sequence[tf.Tensor]] = {}
+    located: Located | None = None
+
+    @property
+    def keyed(self) -> list[int]:
+        """The numbers of groups of tables with keys."""
+        return [i for i, group in self.groups.items() if group.keyed]
 
 
 @dataclasses.dataclass
 class RowLookup:
-    """Reads the rows of received keys from this process's shards."""
+    """Finds and reads the rows of received keys, on this process's shards.
+
+    Attributes:
+        shards: the shards of local replicas.
+        replicas: the replicas.
+        exchange: the exchange that has sent the keys.
+        wire: the wire of rows.
+        agree: returns the consensus on giving rows to new keys.
+    """
 
     shards: Sequence[Shard]
+    replicas: Replicas
+    exchange: RowExchange
     wire: Wire
+    agree: Callable[[], Consensus | None]
 
-    def keys(self, ids: tf.Tensor) -> tf.Tensor:
-        """The keys of ids, [n] int64: of row key // world, shard key % world.
-
-        The ids of a group are numbers of `TableGroup.keys`.
-        """
-        return ids
-
-    def look_up(
+    def lookup(
         self, replica: int, asked: Asked, training: bool
     ) -> tuple[Asked, dict[int, tf.Tensor]]:
         """Finds and reads the rows of received keys, on a local replica.
@@ -75,10 +90,50 @@ class RowLookup:
         Returns `asked` with the rows' numbers; and each group's rows, [n, dim],
         of the dtype that they are sent as.
         """
-        return asked, {
+        if asked.keyed:
+            asked = self._locate(replica, asked, training)
+        rows = {
             i: self.read(replica, asked.groups[i], received.rows, training)
             for i, received in asked.received.items()
         }
+        if asked.located is not None:
+            checked = self.shards[replica].store.check(
+                asked.located, [rows[i] for i in asked.keyed]
+            )
+            rows.update(zip(asked.keyed, checked, strict=True))
+        return asked, rows
+
+    def _locate(self, replica: int, asked: Asked, training: bool) -> Asked:
+        """Finds keys' rows; reserves some for new keys in a training step."""
+        shard, received = self.shards[replica], {**asked.received}
+        counts: Mapping[int, tf.Tensor] = {}
+        mine = [i for i in asked.keyed if training and asked.groups[i].trained]
+        if mine:
+            counts = self.exchange.send(
+                replica,
+                {i: received[i] for i in mine},
+                {i: _occurrences(asked.routes[i]) for i in mine},
+                COUNTS,
+            )
+        rank = self.replicas.ranks[replica]
+        located = shard.store.locate(
+            [
+                IdsOfTables(
+                    [t.name for t in asked.groups[i].tables],
+                    asked.groups[i].ids_of(received[i].rows, rank),
+                    received[i].table_of,
+                    counts.get(i),
+                )
+                for i in asked.keyed
+            ],
+            training,
+            shard.step,
+            self.agree() if mine else None,
+        )
+        for i, rows in zip(asked.keyed, located.rows, strict=True):
+            numbers = asked.groups[i].number(rows, received[i].table_of)
+            received[i] = received[i]._replace(rows=numbers)
+        return asked._replace(received=received, located=located)
 
     def read(
         self, replica: int, group: TableGroup, rows: tf.Tensor, training: bool
@@ -102,6 +157,8 @@ class RowLookup:
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
     ) -> dict[str, GradientContributions]:
         """Contributions of rows' gradients to a replica's shard, by table."""
+        if asked.located is not None:
+            asked = self._commit(replica, asked, gradients)
         contributions = {}
         for i, received in asked.received.items():
             rows = tf.gather(received.rows, received.places)
@@ -112,11 +169,43 @@ class RowLookup:
             )
         return contributions
 
+    def _commit(
+        self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
+    ) -> Asked:
+        """Gives new keys their rows; leaves out keys that get none."""
+        store, received = self.shards[replica].store, {**asked.received}
+        assert asked.located is not None
+        rows = store.commit(asked.located, [*gradients.values()])
+        for i, committed in zip(asked.keyed, rows, strict=True):
+            group, each = asked.groups[i], received[i]
+            if not group.trained:
+                del received[i]
+                continue
+            have_rows = tf.gather(committed, each.places) != store.trash
+            received[i] = each._replace(
+                rows=group.number(committed, each.table_of),
+                places=tf.gather(each.places, tf.where(have_rows)[:, 0]),
+            )
+        return asked._replace(received=received)
+
     def read_outside(
-        self, replica: int, table: str, rows: tf.Tensor
+        self, group: TableGroup, rank: int, table: str, rows: tf.Tensor
     ) -> tf.Tensor:
         """Rows, [n, dim], of a table's keys on a shard, outside of replicas."""
-        return self.shards[replica].gather([table], [rows])[0]
+        shard = self.shards[self.replicas.ranks.index(rank)]
+        if not group.keyed:
+            return shard.gather([table], [rows])[0]
+        ids = IdsOfTables([table], group.ids_of(rows, rank))
+        located = shard.store.locate([ids], training=False)
+        vectors = shard.gather([table], located.rows)
+        return shard.store.check(located, vectors)[0]
+
+
+def _occurrences(routed: Route) -> tf.Tensor:
+    """How often each unique key of a replica occurs, [u] int64."""
+    return tf.math.unsorted_segment_sum(
+        tf.ones_like(routed.index, tf.int64), routed.index, tf.size(routed.row)
+    )
 
 
 @dataclasses.dataclass
@@ -126,7 +215,6 @@ class RowInput:
     exchange: RowExchange
     groups: Sequence[TableGroup]
     hot: HotRows
-    lookup: RowLookup
 
     def begin(
         self,
@@ -146,7 +234,7 @@ class RowInput:
                 continue
             route = self.exchange.route(
                 replica,
-                self.lookup.keys(group.keys(bags)),
+                group.keys(bags),
                 training,
                 group.table_of(bags),
                 group.told_apart,

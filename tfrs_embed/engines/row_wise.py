@@ -27,7 +27,11 @@ from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
 )
-from tfrs_embed.engines.collective import CollectiveEngine, Residuals
+from tfrs_embed.engines.collective import (
+    NEW_KEYS,
+    CollectiveEngine,
+    Residuals,
+)
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.hot_row_copies import HotRows
 from tfrs_embed.engines.options import EngineOptions
@@ -77,6 +81,9 @@ class RowWiseEngine(CollectiveEngine):
         super().__init__(options)
         world = self._replicas.world
         self._first_shards = first_ranks(self.states, world)
+        if self.gives_rows:
+            # A key's shard depends on nothing but the key.
+            self._first_shards = dict.fromkeys(self.states, 0)
         self._hot_rows = HotRows(
             self.tables, self.optimizers, self._first_shards, world
         )
@@ -96,7 +103,7 @@ class RowWiseEngine(CollectiveEngine):
                 self.features,
                 self._replicas.world,
                 self._first_shards,
-                keyed=self.gives_rows,
+                self.optimizers[tables[0].name] is not None,
             )
             for tables in by_kind(self._kind, self.tables)
         ]
@@ -106,10 +113,17 @@ class RowWiseEngine(CollectiveEngine):
             self._wire,
         )
         self._hot_rows.build(self._replicas, self._shards, groups)
-        self._lookup_of_rows = self._make_lookup()
-        self._input = RowInput(
-            self._row_exchange, groups, self._hot_rows, self._lookup_of_rows
+        self._group_of = {
+            t.name: group for group in groups for t in group.tables
+        }
+        self._lookup_of_rows = RowLookup(
+            self._shards,
+            self._replicas,
+            self._row_exchange,
+            self._wire,
+            functools.partial(self._consensus_on, NEW_KEYS),
         )
+        self._input = RowInput(self._row_exchange, groups, self._hot_rows)
         self._output = RowOutput(
             self._row_exchange,
             self._hot_rows,
@@ -128,11 +142,8 @@ class RowWiseEngine(CollectiveEngine):
 
     def _kind(self, table: TableSpec) -> tuple[Any, ...]:
         """The kind of tables whose rows are exchanged together."""
-        return table.dim, table.dtype
-
-    def _make_lookup(self) -> RowLookup:
-        """Makes what reads the rows of received keys."""
-        return RowLookup(self._shards, self._wire)
+        trained = self.optimizers[table.name] is not None
+        return table.dim, table.dtype, table.keys is None or trained
 
     def _fill(self, table: TableSpec) -> None:
         super()._fill(table)
@@ -179,7 +190,7 @@ class RowWiseEngine(CollectiveEngine):
         by_vectors, asked, sizes = begun
         counted = self._replicas.sent[replica]
         asked = self._input.send(replica, asked, sizes, training)
-        asked, rows = self._lookup_of_rows.look_up(replica, asked, training)
+        asked, rows = self._lookup_of_rows.lookup(replica, asked, training)
         asked, activations = self._output.send(
             replica, bags, asked, rows, training
         )
@@ -290,14 +301,21 @@ class RowWiseEngine(CollectiveEngine):
         return contributions
 
     def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
-        world = self._replicas.world
-        positions = [self._position(table, r) for r in self._replicas.ranks]
-        keys = self._lookup_of_rows.keys(ids)
-        owner = tf.cast(tf.math.floormod(keys, world), tf.int32)
-        rows = tf.dynamic_partition(tf.math.floordiv(keys, world), owner, world)
+        world, group = self._replicas.world, self._group_of[table]
+        numbers = ids
+        if group.keyed:
+            numbers = group.numbers_of(ids)
+        owner = tf.cast(tf.math.floormod(numbers, world), tf.int32)
+        rows = tf.dynamic_partition(
+            tf.math.floordiv(numbers, world), owner, world
+        )
         places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, world)
+        # A number's remainder is the distance from the table's first shard.
+        first = self._first_shards[table]
         found = [
-            self._lookup_of_rows.read_outside(positions.index(p), table, mine)
+            self._lookup_of_rows.read_outside(
+                group, (first + p) % world, table, mine
+            )
             for p, mine in enumerate(rows)
         ]
         return tf.dynamic_stitch(places, found)

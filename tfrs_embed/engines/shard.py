@@ -18,8 +18,7 @@ from tfrs_embed.ops.bags import BaggedIds, all_valid, bags_of_rows
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.memory import MemoryRows
-from tfrs_embed.storage.row_store import RowStore, StoredTable
+from tfrs_embed.storage.row_store import TableShare
 
 
 class Shard:
@@ -31,11 +30,7 @@ class Shard:
     Attributes:
         store: the tables' rows and slots.
         step: the number of updates made.
-        trash: the row that takes the gradients of ids without a row; None: all
-            have one.
     """
-
-    trash: int | None = None
 
     def __init__(
         self,
@@ -46,7 +41,10 @@ class Shard:
         self.device = device
         self.step: Any = None
         self._tables = tuple(tables)
-        self.store: RowStore = MemoryRows(device)
+        # Imported here, as programs import this module for its functions too.
+        from tfrs_embed.storage.stores import store_of
+
+        self.store = store_of(self._tables, device)
         self._optimizers = optimizers
         self._owned: dict[str, tuple[str, tf.Tensor]] = {}
 
@@ -54,10 +52,14 @@ class Shard:
         self,
         rows: Callable[[TableSpec], int],
         part: Callable[[TableSpec], Rounding] = rounding.of_part,
+        layer: str = "",
+        world: int = 1,
     ) -> None:
         """Creates the variables, with rows of zeros.
 
         `rows` gives the number of a table's rows here, `part` their rounding.
+        `layer` is the owner of the tables, for errors; `world` shards hold
+        them.
         """
         self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
@@ -65,7 +67,10 @@ class Shard:
             for table in self._tables:
                 optimizer = self._optimizers[table.name]
                 slots = optimizer.rule.slots() if optimizer else {}
-                shares.append(StoredTable(table, rows(table), slots))
+                trained = optimizer is not None
+                shares.append(
+                    TableShare(table, rows(table), slots, trained, layer, world)
+                )
             self.store.build(shares)
             self.step = make_variable(tf.constant(0, tf.int64), "step")
 
@@ -191,8 +196,8 @@ class Shard:
                 # them.
                 table, owned = self._owned[name]
                 counted = tf.gather(owned, ids) >= 0
-            elif self.trash is not None:
-                counted = ids != self.trash
+            elif self.store.trash is not None:
+                counted = ids != self.store.trash
             own = rows
             if counted is not None:
                 own = tf.gather(rows, tf.where(counted)[:, 0])

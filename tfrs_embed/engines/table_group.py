@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.ops.bags import (
     BaggedIds,
     bag_of_id,
@@ -36,14 +37,16 @@ class TableGroup:
         features: all features of the engine.
         world: the number of shards.
         first_shards: tables' first shards by name, 0 where there is none.
-        keyed: whether the tables give rows to keys. Keys are exchanged as they
-            are; the tables' numbers distinguish equal keys of two tables.
+        trained: whether the tables have optimizers.
 
     Attributes:
         dim: the width.
         dtype: the rows' dtype.
         tables: the tables.
         features: the indices of their features among the engine's.
+        trained: whether the tables have optimizers.
+        keyed: whether the tables give rows to keys. Those are exchanged instead
+            of rows; the tables' numbers distinguish equal keys of two tables.
         told_apart: the number of tables whose equal keys are distinguished.
     """
 
@@ -53,7 +56,7 @@ class TableGroup:
         features: Sequence[FeatureSpec],
         world: int,
         first_shards: Mapping[str, int] | None = None,
-        keyed: bool = False,
+        trained: bool = True,
     ) -> None:
         self.dim = tables[0].dim
         self.dtype = tf.as_dtype(tables[0].dtype)
@@ -61,15 +64,18 @@ class TableGroup:
         self._world = world
         self._all_features = tuple(features)
         self._first_shards = dict(first_shards or {})
-        self._keyed = keyed
-        self.told_apart = len(tables) if keyed else 1
+        self.trained = trained
+        self.keyed = tables[0].keys is not None
+        self.told_apart = len(tables) if self.keyed else 1
+        # Whether a hash of a key decides its shard.
+        self._mixed = all(t.keys.MIXED for t in tables if t.keys is not None)
         # The first row of each table, by its name.
         self._first_rows: dict[str, int] = {}
         row = 0
         for table in tables:
             self._first_rows[table.name] = row
             # Tables with keys may grow.
-            row += MOST_ROWS if keyed else rows_per_shard(table, world)
+            row += MOST_ROWS if self.keyed else rows_per_shard(table, world)
         self.features = tuple(
             i
             for i, f in enumerate(features)
@@ -94,11 +100,12 @@ class TableGroup:
 
         Returns:
             [n] int64, feature after feature: key k is of row k // world, among
-            the rows of all tables, of shard k % world.
+            the rows of all tables, of shard k % world. Tables with keys find
+            rows by `ids_of`.
         """
         ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
-        if self._keyed:
-            return concat(ids)
+        if self.keyed:
+            return self.numbers_of(concat(ids))
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
         firsts = [self._world * self._first_rows[table] for table in tables]
@@ -118,6 +125,15 @@ class TableGroup:
             )
         keys = _turn(keys, turn, self._world)
         return keys if isinstance(first, int) and not first else keys + first
+
+    def numbers_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """The `keys` of ids that are keys of tables, [n] int64."""
+        return key_shards.numbers_of(ids, self._world, self._mixed)
+
+    def ids_of(self, rows: tf.Tensor, rank: int) -> tf.Tensor:
+        """The ids whose `keys` are of these rows, [n] int64, of a shard."""
+        numbers = rows * self._world + rank
+        return key_shards.keys_of(numbers, self._world, self._mixed)
 
     def table_of(self, bags: Sequence[BaggedIds]) -> tf.Tensor | None:
         """The table of each of `keys`, [n] int32; None if keys are distinct."""

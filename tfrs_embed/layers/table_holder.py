@@ -139,7 +139,7 @@ class TableHolder(Layer):
         self._has_tables = False
         # Where a call works on ids; None: on the device of the model.
         self._device: str | None = None
-        if all(a.sharding is ShardingType.HOST for a in assigned.values()):
+        if all(table.on_host for table in spec.tables):
             self._device = HOST
         # Whether the workers have compared their first lookups.
         self._compared = False

@@ -18,14 +18,12 @@ from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
-from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live
-from tfrs_embed.storage.key_table import SPILL_KEYS, KeyTable
+from tfrs_embed.storage.key_rules import ABSENT, SPILLED, LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
-from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
-from tfrs_embed.storage.keyed_shard import KeyedShard
+from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_variable import KeyedVariable
-from tfrs_embed.storage.row_store import RowStore
 from tfrs_embed.storage.sharded import Part
+from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 from tfrs_embed.storage.table_state import TableState
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
@@ -56,40 +54,29 @@ class DynamicTable(TableState):
 
     def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
         super().__init__(spec, optimizer)
-        self._make_initial = initial_key_values.maker(spec)
+        initial_key_values.maker(spec)  # For its errors, before it is built.
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
 
     def expose(
         self,
-        owner: str,
-        stores: Sequence[RowStore],
+        stores: Sequence[KeyedRows],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
         step: Any,
-    ) -> Sequence[KeyedShard]:
-        """Creates the keys of this process's shards, and what checkpoints hold.
+    ) -> None:
+        """Creates what users and checkpoints see of this process's shards.
 
-        Values of a checkpoint that was read before are written now. `stores`
-        have `rows_at_first` rows. `step` is the engine's number of updates.
+        Values of a checkpoint that was read before are written now. `step` is
+        the engine's number of updates.
         """
-        shards = [
-            KeyedShard(
-                owner,
-                self.spec,
-                replicas.world,
-                store,
-                self.rule_slots,
-                self._make_initial,
-            )
-            for store in stores
-        ]
+        shards = [store.shards[self.spec.name] for store in stores]
         self.shards = shards
         if replicas.workers > 1:
             from tfrs_embed.storage.retrieval import Exchange
 
             self.exchange = Exchange(replicas, None, self.spec.name)
-        self._rows = KeyedRows(self.spec, shards, replicas)
+        self._rows = TableKeys(self.spec, shards, replicas)
         self.sources = [(Part(range(0)), store) for store in stores]
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
@@ -104,7 +91,6 @@ class DynamicTable(TableState):
             self.add(part, variable)
         assert self.moments is not None
         self.moments.when_tracking(self._note_removed)
-        return shards
 
     def step_restored(self) -> None:
         self._checkpoint.count_from_step()
@@ -151,7 +137,7 @@ class DynamicTable(TableState):
 
     def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
         keys = tf.cast(ids, tf.int64)
-        spills = [shard.key_table.spill for shard in self._rows.shards]
+        spills = [shard.spill for shard in self._rows.shards]
         return [spill.read_ahead(keys) for spill in spills if spill is not None]
 
     def restored(self, prefix: str | None) -> None:
@@ -168,8 +154,8 @@ class DynamicTable(TableState):
         assert self.moments is not None
         now, capacity = self.moments.present, 0
         for shard in self._rows.shards:
-            info = shard.key_table.info().numpy()[0]
-            capacity += int(info[0] + info[1])
+            numbers = shard.key_table.numbers()
+            capacity += numbers.size + numbers.capacity
             keys = shard.key_table.take_removed()
             if keys is None:
                 self._lose(now)
@@ -195,7 +181,7 @@ class DynamicTable(TableState):
 
     def capacities(self) -> list[int]:
         """Returns for how many keys each shard has room now."""
-        return self._built("capacity").numbers(KeyTable.capacity)
+        return self._built("capacity").numbers("capacity")
 
     def counts(self) -> list[int]:
         """Returns each shard's number of keys with rows."""
@@ -317,26 +303,23 @@ class DynamicTable(TableState):
             found["spill"] = dict(zip(_OF_SPILL, numbers[8:], strict=True))
         return found
 
-    def local_counters(self) -> tuple[Live, dict[str, Any]]:
+    def local_counters(self) -> tuple[LiveKeys, dict[str, Any]]:
         """Returns the keys of this process's shards, and other counts of these.
 
         They are "capacity", the counts "in_all" of `statistics`, and "spill".
         """
         shards = self._built("the counters").shards
         live = zip(*(shard.live() for shard in shards), strict=True)
-        info = np.sum(
-            [shard.key_table.info().numpy()[0] for shard in shards], 0
-        )
-        counts: dict[str, Any] = dict(
-            zip(_STATISTICS, info[7:11].tolist(), strict=True)
-        )
-        counts["capacity"] = int(info[1])
+        numbers = [shard.key_table.numbers() for shard in shards]
+        totals = np.sum([n.total for n in numbers], 0).tolist()
+        counts: dict[str, Any] = dict(zip(_STATISTICS, totals, strict=True))
+        counts["capacity"] = sum(n.capacity for n in numbers)
         if self.spec.has_files:
-            numbers = info[SPILL_KEYS:].tolist()
-            counts["spill"] = dict(zip(_OF_SPILL, numbers, strict=True))
-        return Live(*map(np.concatenate, live)), counts
+            of_spill = np.sum([n.spill for n in numbers], 0).tolist()
+            counts["spill"] = dict(zip(_OF_SPILL, of_spill, strict=True))
+        return LiveKeys(*map(np.concatenate, live)), counts
 
-    def _built(self, what: str) -> KeyedRows:
+    def _built(self, what: str) -> TableKeys:
         where = f"Table '{self.spec.name}': {what}"
         if not tf.executing_eagerly():
             raise RuntimeError(

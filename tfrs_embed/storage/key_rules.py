@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from tfrs_embed.configs.dynamic_keys import (
     CANDIDATES_PER_ROW,
@@ -119,8 +117,8 @@ def rows_at_first(table: TableSpec, world: int) -> int:
     return FIRST_ROW + capacity + spare
 
 
-class Live(NamedTuple):
-    """The keys with rows, in any order.
+class LiveKeys(NamedTuple):
+    """The keys with rows, arrays or tensors.
 
     Attributes:
         keys: [n] int64.
@@ -129,7 +127,7 @@ class Live(NamedTuple):
         last_used: [n] int64, the step of each key's last use.
     """
 
-    keys: np.ndarray
-    rows: np.ndarray
-    frequency: np.ndarray
-    last_used: np.ndarray
+    keys: Any
+    rows: Any
+    frequency: Any
+    last_used: Any

@@ -12,7 +12,7 @@ are not found until `publish`, after their rows are written.
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,18 +21,18 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
-from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules, Live
-from tfrs_embed.storage.key_table_numpy import NumpyOperations
+from tfrs_embed.storage.key_rules import KeyRules, LiveKeys
+from tfrs_embed.storage.key_table_numpy import NumpyKeys
 from tfrs_embed.storage.row_store import host_of
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.spill import Spill, SpillSettings
+    from tfrs_embed.storage.spill import Spill
 
-#: Where `KeyTables.info` has the number of keys in the spill.
+#: Where `KeyTable.info` has the number of keys in the spill.
 SPILL_KEYS = 12
 
 
-class GivenRows(NamedTuple):
+class KeyRows(NamedTuple):
     """The rows that a step's keys have, or would have.
 
     Attributes:
@@ -47,7 +47,7 @@ class GivenRows(NamedTuple):
         lacking: [tables] int64, how many rows each table lacks; if not 0, the
             table is unchanged and its other values mean nothing.
         physical: [tables] int64, how many rows the variables must have.
-        versions: [tables] int64, for `KeyTables.publish` after a commit.
+        versions: [tables] int64, for `KeyTable.publish` after a commit.
     """
 
     rows: tf.Tensor
@@ -59,69 +59,120 @@ class GivenRows(NamedTuple):
     versions: tf.Tensor
 
 
-class Spilled(NamedTuple):
-    """Vectors of keys that are in spills.
-
-    Attributes:
-        keys: [n] int64.
-        index: [n] int64, each key's vector; 0 for a key that isn't there.
-        vectors: [m, dim] float32; the first one belongs to no key.
-    """
-
-    keys: tf.Tensor
-    index: tf.Tensor
-    vectors: tf.Tensor
-
-    def put_into(self, vectors: tf.Tensor) -> tf.Tensor:
-        """Returns vectors, [n, dim], with those that are here in place."""
-        here = tf.greater(self.index, 0)[:, None]
-        return tf.where(here, tf.gather(self.vectors, self.index), vectors)
-
-
 class Found(NamedTuple):
     """The rows of keys at a moment.
 
     Attributes:
         rows: [n] int64, the keys' rows; `ABSENT` for a key without one.
+        keys: [n] int64.
         table_of: [n] int32, each key's table; None: there is one table.
-        versions: [tables] int64, for `KeyTables.check`.
-        spilled: vectors of keys without a row; None: no table has a spill.
+        versions: [tables] int64, for `KeyTable.check`.
+        spilled: [n] int64, each key's vector in `vectors`; 0 for a key that
+            isn't in a spill. None: no table has a spill.
+        vectors: [m, dim] float32, from spills; the first belongs to no key.
     """
 
     rows: tf.Tensor
+    keys: tf.Tensor
     table_of: tf.Tensor | None
     versions: tf.Tensor
-    spilled: Spilled | None = None
+    spilled: tf.Tensor | None = None
+    vectors: tf.Tensor | None = None
+
+    def with_spilled(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Returns vectors, [n, dim], with those from spills in place."""
+        if self.spilled is None:
+            return vectors
+        there = tf.greater(self.spilled, 0)[:, None]
+        return tf.where(there, tf.gather(self.vectors, self.spilled), vectors)
 
 
-class KeyTables:
-    """The keys of several tables on one shard; one operation serves all tables.
+class KeyNumbers(NamedTuple):
+    """The numbers of one table's keys.
 
-    Operations in a traced function run in the order of tracing. Several threads
-    may use the tables. In all methods `keys` is [n] int64, and `table_of` is
-    [n] int32, each key's table, or None if there is one table.
+    Attributes:
+        size: how many keys have rows.
+        capacity: how many keys can have rows now.
+        physical: how many rows the variables must have; it never falls.
+        last: counts of the last successful commit: keys admitted, keys evicted,
+            keys that got no row, occurrences of keys that had rows before.
+        total: these counts of all commits.
+        unpublished: how many commits are not published.
+        spill: of the spill its keys, its bytes, and how many rows were written
+            to it and have come back.
     """
 
-    def __init__(self, tables: Sequence[KeyTable]) -> None:
-        each: list[Any] = [table.operations for table in tables]
-        self._operations = type(each[0]).together(each)
-        self.host: str = tables[0].host
-        self._spills = [table.spill for table in tables if table.spill]
+    size: int
+    capacity: int
+    physical: int
+    last: tuple[int, ...]
+    total: tuple[int, ...]
+    unpublished: int
+    spill: tuple[int, ...]
+
+
+class KeyTable:
+    """The keys of tables on one shard; strategies don't mirror them.
+
+    It is made for one table. `joined` makes one of several tables, whose keys
+    one operation finds and changes. Operations in a traced function run in the
+    order of tracing. Several threads may use it. In all methods `keys` is [n]
+    int64, and `table_of` is [n] int32, each key's table, or None if there is
+    one table.
+
+    Args:
+        rules: when keys get and lose rows.
+        device: the shard's.
+        spill: where evicted keys' rows go; None: they are gone.
+
+    Attributes:
+        rules: when keys of the table, or of the first, get and lose rows.
+        host: the device of the keys.
+
+    Raises:
+        RuntimeError: there is to be a spill, and there are no kernels.
+    """
+
+    def __init__(
+        self,
+        rules: KeyRules,
+        device: str | None = None,
+        spill: Spill | None = None,
+    ) -> None:
+        self.rules = rules
+        # Beside the rows, if those are on a CPU: spills need it.
+        self.host: str = host_of(device)
+        self._spills = [] if spill is None else [spill]
+        self._operations: KernelKeys | NumpyKeys
+        with tf.init_scope(), tf.device(self.host):
+            if spill is not None:
+                module = spill.operations()
+            else:
+                module = tf.executing_eagerly() and kernels.operations(
+                    self.host
+                )
+            self._operations = (
+                KernelKeys.of_table(module, rules, spill)
+                if module
+                else NumpyKeys.of_table(rules)
+            )
+
+    @classmethod
+    def joined(cls, tables: Sequence[KeyTable]) -> KeyTable:
+        """Returns the keys of several tables of one shard."""
+        if len(tables) == 1:
+            return tables[0]
+        joined = copy.copy(tables[0])
+        each: list[Any] = [table._operations for table in tables]
+        joined._operations = type(each[0]).joined(each)
+        joined._spills = [s for table in tables for s in table._spills]
+        return joined
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         with tf.device(self.host):
             return self._operations.run(name, *inputs, **attributes)
 
-    def info(self) -> tf.Tensor:
-        """Returns the numbers of each table, [tables, 16] int64.
-
-        A table's numbers are: keys, capacity, physical rows, the eight of
-        `KeyTable.statistics`, unpublished commits; and of its spill: keys,
-        bytes, and how many rows were written to it and have come back.
-        """
-        return self._run("info")
-
-    def look_up(
+    def lookup(
         self,
         keys: tf.Tensor,
         table_of: tf.Tensor | None = None,
@@ -134,7 +185,7 @@ class KeyTables:
         """
         if not self._spills:
             rows, versions = self._run("find", keys, _given(table_of))
-            return Found(rows, table_of, versions)
+            return Found(rows, keys, table_of, versions)
         rows, versions, *spilled = self._run(
             "look_up_spilled",
             keys,
@@ -143,22 +194,23 @@ class KeyTables:
             dim=self._spills[0].dim,
             T=tf.float32,
         )
-        return Found(rows, table_of, versions, Spilled(keys, *spilled))
+        return Found(rows, keys, table_of, versions, *spilled)
 
     def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns rows with `ABSENT` for stale ones; and how many those are.
 
         Rows are stale that were given to another key, or reserved, since
-        `look_up`. Their number is a scalar int64.
+        `lookup`. Their number is a scalar int64.
         """
-        rows, table_of, versions, _ = found
-        current, changed = self._run("check", rows, _given(table_of), versions)
+        current, changed = self._run(
+            "check", found.rows, _given(found.table_of), found.versions
+        )
         return current, changed
 
     def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
         """Returns vectors, [n, dim], with zeros where a row changed its key.
 
-        The vectors were read from the rows after `look_up`. Those of keys in
+        The vectors were read from the rows after `lookup`. Those of keys in
         spills replace them.
         """
         with tf.control_dependencies(graphs.here([vectors])):
@@ -168,16 +220,13 @@ class KeyTables:
             others = tf.zeros_like(vectors)
             if found.spilled is not None:
                 # Keys that lost their rows meanwhile may have new ones.
-                keys, table_of = found.spilled.keys, found.table_of
-                now = self.look_up(keys, table_of, in_memory=True).spilled
-                others = now.put_into(others)  # type: ignore[union-attr]
+                now = self.lookup(found.keys, found.table_of, in_memory=True)
+                others = now.with_spilled(others)
             same = tf.equal(rows, found.rows)[:, None]
             return tf.where(same, vectors, others)
 
-        checked: tf.Tensor = tf.cond(changed > 0, change, lambda: vectors)
-        if found.spilled is not None:
-            checked = found.spilled.put_into(checked)
-        return checked
+        checked = tf.cond(changed > 0, change, lambda: vectors)
+        return found.with_spilled(checked)
 
     def publish(self, versions: tf.Tensor) -> None:
         """Lets a commit's new keys be found, after their rows were written."""
@@ -189,7 +238,7 @@ class KeyTables:
         counts: tf.Tensor | None,
         step: tf.Tensor,
         table_of: tf.Tensor | None = None,
-    ) -> GivenRows:
+    ) -> KeyRows:
         """Returns the rows that `commit` would give; changes nothing visible.
 
         Keys may repeat. `counts`, [n] int64, are each entry's occurrences; 0
@@ -197,10 +246,8 @@ class KeyTables:
         number. Without a commit between them, a second call returns other free
         rows than the first, if there are enough.
         """
-        found = self._run(
-            "plan", keys, _given(table_of), _or_none(counts), step
-        )
-        return GivenRows(*found)
+        given = _given(table_of), _or_none(counts)
+        return KeyRows(*self._run("plan", keys, *given, step))
 
     def commit(
         self,
@@ -209,119 +256,56 @@ class KeyTables:
         rows: tf.Tensor,
         step: tf.Tensor,
         table_of: tf.Tensor | None = None,
-    ) -> GivenRows:
+    ) -> KeyRows:
         """Counts a step's keys, and gives rows to admitted ones.
 
         The arguments are those of `reserve`. `rows`, [n] int64, are the
         reserved rows: hints, without which it takes longer.
         """
-        found = self._run(
-            "commit", keys, _given(table_of), _or_none(counts), rows, step
-        )
-        return GivenRows(*found)
+        given = _given(table_of), _or_none(counts)
+        return KeyRows(*self._run("commit", keys, *given, rows, step))
 
+    def info(self) -> tf.Tensor:
+        """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
+        return self._run("info")
 
-class KeyTable(KeyTables):
-    """The keys of one table on one shard; strategies don't mirror it.
+    # Of one table.
 
-    `device` is the shard's.
+    def numbers(self) -> KeyNumbers:
+        """Returns the table's numbers."""
+        [n] = self.info().numpy().tolist()
+        last, total, spill = (tuple(n[i : i + 4]) for i in (3, 7, SPILL_KEYS))
+        return KeyNumbers(n[0], n[1], n[2], last, total, n[11], spill)
 
-    Attributes:
-        host: the device of the keys.
-        spill: the rows of evicted keys; None: they are gone.
+    def export(self, candidates: bool = False) -> LiveKeys:
+        """Returns the keys with rows, at one moment, as tensors.
 
-    Raises:
-        RuntimeError: there is to be a spill, and there are no kernels.
-    """
-
-    def __init__(
-        self,
-        rules: KeyRules,
-        device: str | None = None,
-        spill: SpillSettings | None = None,
-    ) -> None:
-        self.rules = rules
-        # Beside the rows, if those are on a CPU: spills need it.
-        self.host: str = host_of(device)
-        self.spill: Spill | None = None
-        self.operations: _KernelOperations | NumpyOperations
-        with tf.init_scope(), tf.device(self.host):
-            module = tf.executing_eagerly() and kernels.operations(self.host)
-            if spill is not None:
-                self.operations = _KernelOperations.of_table(
-                    module, rules, spill
-                )
-                self.spill = self.operations.spill(spill)
-            elif module:
-                self.operations = _KernelOperations.of_table(module, rules)
-            else:
-                self.operations = NumpyOperations.of_table(rules)
-        super().__init__([self])
-
-    def size(self) -> tf.Tensor:
-        """Returns the number of keys with rows, a scalar int64."""
-        return self.info()[0, 0]
-
-    def capacity(self) -> tf.Tensor:
-        """Returns how many keys can have rows now, a scalar int64."""
-        return self.info()[0, 1]
-
-    def physical(self) -> tf.Tensor:
-        """Returns how many rows the variables must have; it never falls."""
-        return self.info()[0, 2]
-
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the keys' rows, [n] int64; `ABSENT` for a key without one."""
-        rows = self._run("find", keys, _given(None))[0]
-        if self.spill is None:
-            return rows
-        return tf.where(tf.equal(rows, ABSENT), self.spill.find(keys), rows)
-
-    def live(self) -> Live:
-        """Returns the keys with rows, at one moment."""
-        return Live(*(x.numpy() for x in self._run("export", False)))
-
-    def keys(self) -> tf.Tensor:
-        """Returns the keys with rows, [n] int64, in any order."""
-        keys: tf.Tensor = self._run("export", False)[0]
-        return keys
-
-    def candidates(self) -> np.ndarray:
-        """Returns the keys without rows that admission remembers, [c, 3] int64.
-
-        In any order: a key, its number of occurrences, the step of the last
-        one.
+        Or the `candidates`: keys without rows that admission remembers.
         """
-        keys, _, *seen = self._run("export", True)
-        return np.stack([keys, *seen], 1)
+        return LiveKeys(*self._run("export", candidates))
 
     def replace(
         self,
-        live_keys: np.ndarray,
+        keys: np.ndarray,
         frequency: np.ndarray,
         last_used: np.ndarray,
         candidates: np.ndarray,
         in_memory: int | None = None,
-    ) -> tuple[np.ndarray, tf.Tensor]:
+    ) -> tf.Tensor:
         """Replaces all keys; the capacity doubles as needed, up to its bound.
 
-        Live keys are unique, at most `max_capacity`; their counters are [n]
-        int64. The first `in_memory` are in memory, the others in the spill;
-        None: all are in memory. Of the candidates, [c, 3] as `candidates`
-        returns them with unique keys, live keys are left out, then those seen
+        Keys are unique; they and their counters are [n] int64. The first
+        `in_memory`, at most `max_capacity`, get the rows in memory from
+        `FIRST_ROW` on, the others go to the spill; None: all are in memory.
+        Candidates, [c, 3], are unique keys, numbers of occurrences and steps of
+        last use. Those that are keys with rows are left out, then those seen
         longest ago if there are too many, and all without a threshold. Returns
-        the live keys' rows, in memory from `FIRST_ROW` on; and the version to
-        publish.
+        the version to publish.
         """
-        size = len(live_keys) if in_memory is None else in_memory
-        given = [live_keys, frequency, last_used, *candidates.T, [size]]
-        version = self._run(
-            "replace", *(np.asarray(value, np.int64) for value in given)
-        )
-        rows = FIRST_ROW + np.arange(len(live_keys))
-        if self.spill is not None:
-            rows[size:] = self.spill.find(live_keys[size:])
-        return rows, version
+        size = len(keys) if in_memory is None else in_memory
+        given = keys, frequency, last_used, *candidates.T, [size]
+        arrays = [np.asarray(value, np.int64) for value in given]
+        return self._run("replace", *arrays)
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
         """Removes keys and candidates; returns their rows, or `ABSENT`.
@@ -340,33 +324,6 @@ class KeyTable(KeyTables):
         keys, missed = self._run("take_removed")
         return None if missed.numpy().any() else keys.numpy()
 
-    def statistics(self) -> np.ndarray:
-        """Returns counts of the last successful commit, then of all: [8] int64.
-
-        Four numbers each: keys admitted, keys evicted, keys that got no row,
-        occurrences of keys that had rows before.
-        """
-        return self.info().numpy()[0, 3:11]
-
-    def of_spill(self) -> np.ndarray:
-        """Returns the four numbers of the spill that `info` has."""
-        return self.info().numpy()[0, SPILL_KEYS:]
-
-    def moment(self) -> tuple[int, ...]:
-        """Returns numbers that change when keys get or lose rows.
-
-        It waits, up to a second, until all commits are published.
-        """
-        end = time.monotonic() + 1
-        while True:
-            [info] = self.info().numpy().tolist()
-            size, admitted, evicted, unpublished = (
-                info[i] for i in (0, 7, 8, 11)
-            )
-            if not unpublished or time.monotonic() > end:
-                return size, admitted, evicted
-            time.sleep(0.001)
-
 
 def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int64) if counts is None else counts
@@ -376,7 +333,7 @@ def _given(table_of: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int32) if table_of is None else table_of
 
 
-class _KernelOperations:
+class KernelKeys:
     """The compiled operations, on the tables' handles.
 
     `memory` has the variables of tables with a spill.
@@ -394,11 +351,10 @@ class _KernelOperations:
 
     @classmethod
     def of_table(
-        cls, module: Any, rules: KeyRules, spill: SpillSettings | None = None
-    ) -> _KernelOperations:
+        cls, module: Any, rules: KeyRules, spill: Spill | None = None
+    ) -> KernelKeys:
         """Makes a table."""
         seed = rules.seed % 2**64
-        attributes = {} if spill is None else spill.attributes()
         handle = module.tfrs_embed_key_table(
             probability=tf.constant(rules.probability, tf.float64),
             capacity=rules.capacity,
@@ -409,21 +365,16 @@ class _KernelOperations:
             policy=rules.policy,
             ttl=rules.ttl,
             evicts=rules.evicts,
-            **attributes,
+            **(spill.attributes() if spill else {}),
         )
-        memory = () if spill is None else spill.variables.values()
-        return cls(module, [handle], [*memory])
-
-    def spill(self, settings: SpillSettings) -> Spill:
-        """Returns the spill of the only table."""
-        # Few tables have one.
-        from tfrs_embed.storage.spill import Spill
-
-        return Spill(settings, self._module, self._handles[0])
+        if spill is None:
+            return cls(module, [handle])
+        spill.open(module, handle)
+        return cls(module, [handle], [*spill.variables.values()])
 
     @classmethod
-    def together(cls, each: Sequence[_KernelOperations]) -> _KernelOperations:
-        """Returns the operations on several tables at once."""
+    def joined(cls, each: Sequence[KernelKeys]) -> KernelKeys:
+        """Returns the operations on several tables."""
         return cls(
             each[0]._module,
             [handle for e in each for handle in e._handles],

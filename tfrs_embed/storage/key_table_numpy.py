@@ -42,7 +42,7 @@ _MOST_UNPUBLISHED = 16
 _KEY, _FREQUENCY, _LAST_USED, _ROW = range(4)
 
 
-class NumpyOperations:
+class NumpyKeys:
     """The operations on tables of keys, named as those of the kernels.
 
     `calls` has a variable for each table, which orders the operations.
@@ -56,14 +56,14 @@ class NumpyOperations:
         self._calls = [*calls]
 
     @classmethod
-    def of_table(cls, rules: KeyRules) -> NumpyOperations:
+    def of_table(cls, rules: KeyRules) -> NumpyKeys:
         """Makes a table."""
         calls = make_variable(tf.constant(0, tf.int64), "calls")
         return cls([_Table(rules)], [calls])
 
     @classmethod
-    def together(cls, each: Sequence[NumpyOperations]) -> NumpyOperations:
-        """Returns the operations on several tables at once."""
+    def joined(cls, each: Sequence[NumpyKeys]) -> NumpyKeys:
+        """Returns the operations on several tables."""
         return cls(
             [table for e in each for table in e._tables],
             [calls for e in each for calls in e._calls],
@@ -204,7 +204,7 @@ class _Table:
         self._unpublished: list[int] = []
 
     def info(self) -> np.ndarray:
-        """Returns the numbers of `KeyTables.info`; there is no spill."""
+        """Returns the numbers of `KeyTable.info`; there is no spill."""
         sizes = [self._size(), self._capacity, len(self._written)]
         last = [len(self._unpublished), 0, 0, 0, 0]
         return np.concatenate([sizes, self._statistics, last])

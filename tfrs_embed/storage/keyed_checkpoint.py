@@ -14,7 +14,7 @@ from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows, checked_integers
+from tfrs_embed.storage.table_keys import COUNTERS, TableKeys, checked_integers
 
 
 class KeyedCheckpoint:
@@ -32,7 +32,7 @@ class KeyedCheckpoint:
 
     moments: MutableMapping[Session, list[tuple[int, ...]]]
 
-    def __init__(self, rows: KeyedRows, step: Any) -> None:
+    def __init__(self, rows: TableKeys, step: Any) -> None:
         self.source: str | None = None
         self.num_new_keys = 0
         self._rows = rows

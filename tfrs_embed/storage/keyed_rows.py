@@ -1,346 +1,207 @@
-"""All shards' rows of a table with keys, read and written in key order.
+"""Rows of tables with keys, in memory.
 
-The row of a key depends on the order of requests and on the number of replicas.
-Users and checkpoints therefore see keys, counters, rows and slots sorted by
-key.
+A lookup finds the rows of keys. In a training step it also reserves rows for
+new keys, which get these rows when the step's update commits.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import (
-    CANDIDATES,
-    FREQUENCY,
-    KEYS,
-    LAST_USED,
-    HeldRows,
+from tfrs_embed.compat import graphs
+from tfrs_embed.compat.private_tensorflow import save_context
+from tfrs_embed.ops import concat_gradients
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops.bags import BaggedIds, bag_of_id, concat, num_rows, split
+from tfrs_embed.ops.checks import Consensus
+from tfrs_embed.ops.rounding import widen
+from tfrs_embed.storage.growing_rows import GrowingRows
+from tfrs_embed.storage.key_rules import TRASH, rows_at_first
+from tfrs_embed.storage.key_table import Found
+from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
+from tfrs_embed.storage.row_store import (
+    IdsOfTables,
+    Located,
+    TableShare,
 )
-from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.storage.gathering import Gathering
-from tfrs_embed.storage.key_room import KeyRoom
-from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW
-from tfrs_embed.storage.key_table import KeyTable
-from tfrs_embed.storage.keyed_shard import KeyedShard
-
-#: The counters of keys with rows, each [n] int64.
-COUNTERS = (FREQUENCY, LAST_USED)
-#: The parts that are integers; the others are rows.
-INTEGERS = (KEYS, *COUNTERS, CANDIDATES)
 
 
-class KeyedRows:
-    """A table's keys, counters and rows, of this process's shards.
+class _Group(NamedTuple):
+    """Ids whose tables have one width, and their rows.
 
-    Its parts have names: "keys", "frequency", "last_used", "candidates",
-    "parameters" and those of slots. `names` are those of parameters and slots.
-    Errors name the table as `owner`.
+    Attributes:
+        places: which of the given ids these are.
+        shards: all tables of this width.
+        rows: the rows that are found, or reserved.
     """
 
-    def __init__(
-        self,
-        table: TableSpec,
-        shards: Sequence[KeyedShard],
-        replicas: Replicas,
-    ) -> None:
-        self.names = tuple(shards[0].variables)
-        self.shards = tuple(shards)
-        layer = f" of layer '{table.owner}'" if table.owner else ""
-        self.owner = f"Table '{table.name}'{layer}"
-        self.room = KeyRoom(table, replicas.world, self.owner)
-        self.replicas = replicas
-        self._gather = Gathering(replicas, f"read the keys of {self.owner}")
-        # With several workers: the keys with rows that were last written, and
-        # the moment afterwards.
-        self._written = np.zeros([0], np.int64)
-        self._written_at: list[tuple[int, ...]] = []
-
-    def variables(self, name: str) -> list[tf.Variable]:
-        """Returns a part's variables; for integers, those of the parameters."""
-        name = "parameters" if name in INTEGERS else name
-        return [shard.variables[name] for shard in self.shards]
-
-    def row_shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a part's values for one key."""
-        if name in INTEGERS:
-            return (3,) if name == CANDIDATES else ()
-        return tuple(self.shards[0].variables[name].shape[1:])
-
-    def by_ranks(self) -> list[tuple[int, KeyedShard]]:
-        """Returns this process's shards, with their ranks."""
-        return list(zip(self.replicas.ranks, self.shards, strict=True))
-
-    # Reading.
-
-    def counts(self, name: str = KEYS) -> list[int]:
-        """Returns each shard's length of a part; all workers must call."""
-        if name == CANDIDATES:
-            return self.numbers(lambda table: len(table.candidates()))
-        return self.numbers(KeyTable.size)
-
-    def local_counts(self) -> dict[int, int]:
-        """Returns the number of keys of this process's shards, by rank."""
-        return {r: int(shard.key_table.size()) for r, shard in self.by_ranks()}
-
-    def numbers(self, of_keys: Callable[[KeyTable], Any]) -> list[int]:
-        """Returns a number of each shard's keys; all workers must call."""
-        here = [np.array([of_keys(s.key_table)], np.int64) for s in self.shards]
-        return [int(array[0]) for array in self._gather(here)]
-
-    def read(self, name: str) -> np.ndarray:
-        """Returns a part of all shards, [n, ...], sorted by key.
-
-        Raises:
-            RuntimeError: another thread changed the keys meanwhile.
-        """
-        if name == KEYS:
-            return np.sort(self._all(KEYS))
-        before = self.moment()
-        found = self._all(name)
-        if name == CANDIDATES:
-            return found[np.argsort(found[:, 0])]
-        keys = self._all(KEYS)
-        self.require_moment(before, f"its {name} were read")
-        return found[np.argsort(keys)]
-
-    def _all(self, name: str) -> np.ndarray:
-        """Returns a part of all shards, shard after shard, by row in each."""
-        here = []
-        for shard in self.shards:
-            if name in INTEGERS:
-                here.append(shard.integers(name))
-            else:
-                here.append(shard.gather(name, shard.live().rows).numpy())
-        return np.concatenate(self._gather(here))
-
-    def held(self, name: str) -> list[HeldRows]:
-        """Returns a part's rows in this process's shards; no collective."""
-        row = 4 * math.prod(self.row_shape(name))
-        found = []
-        for shard in self.shards:
-            keys, rows, *_ = shard.live()
-
-            def gather(
-                wanted: np.ndarray,
-                shard: KeyedShard = shard,
-                rows: np.ndarray = rows,
-            ) -> tf.Tensor:
-                return shard.gather(name, rows[wanted])
-
-            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
-        return found
-
-    def collect(self, name: str, keys: np.ndarray) -> np.ndarray:
-        """Returns rows, [n, ...], of keys that have rows.
-
-        All workers must call with the same keys.
-        """
-        here = [
-            shard.gather(name, rows).numpy()
-            for shard, _, rows in self._located(keys)
-        ]
-        order = np.argsort(self.room.shards_of(keys), kind="stable")
-        found = np.empty((len(keys), *self.row_shape(name)), np.float32)
-        found[order] = np.concatenate(self._gather(here))
-        return found
-
-    def have_rows(self, keys: np.ndarray) -> np.ndarray:
-        """Returns whether keys have rows in this process, [n] bool."""
-        found = np.zeros(len(keys), bool)
-        for _, places, _ in self._located(keys):
-            found[places] = True
-        return found
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the keys' rows on their shards, [n] int64; -1: none.
-
-        All workers must call with the same keys.
-        """
-        found = []
-        for _, places, rows in self._located(keys):
-            here = np.full(len(keys), -1)
-            here[places] = rows - FIRST_ROW
-            found.append(here)
-        return np.max(self._gather(found), 0)
-
-    def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, and of their spills'.
-
-        [12] int64: see `KeyTable.statistics` and `of_spill`.
-        """
-        tables = [shard.key_table for shard in self.shards]
-        here = [np.append(t.statistics(), t.of_spill()) for t in tables]
-        return np.sum(self._gather(here), 0)
-
-    def moment(self) -> list[tuple[int, ...]]:
-        """Returns numbers that change with this process's keys."""
-        return [shard.key_table.moment() for shard in self.shards]
-
-    def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
-        """Requires that the keys have not changed, if there is one worker.
-
-        One of several workers may not stop alone.
-
-        Raises:
-            RuntimeError: the keys have changed.
-        """
-        if self.replicas.workers == 1 and self.moment() != before:
-            raise RuntimeError(
-                f"{self.owner}: another thread gave rows to other keys while "
-                f"{what}. Do it between steps, in the thread that trains."
-            )
-
-    # Writing.
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Sets a part of all shards.
-
-        Keys, [n] int64 ascending, replace all keys, and get initial rows,
-        initial slots and counters of zero. Candidates replace all candidates.
-        Other parts, [n, ...], belong to the keys that exist.
-
-        Raises:
-            ValueError: the shape is wrong, keys are not ascending, or a shard
-                has no room for them.
-            RuntimeError: with several workers, keys came after the last write
-                of keys.
-        """
-        if name == CANDIDATES:
-            candidates = checked_integers(name, values, 0, self.owner)
-            shard_of = self.room.shards_of(candidates[:, 0])
-            for rank, shard in self.by_ranks():
-                shard.set_known(candidates=candidates[shard_of == rank])
-        elif name == KEYS:
-            self.check_keys(values)
-            self.replace(values, {})
-        else:
-            keys = self._keys_to_write_for()
-            if name in COUNTERS:
-                values = checked_integers(name, values, len(keys), self.owner)
-            shape = (len(keys), *self.row_shape(name))
-            if values.shape != shape:
-                raise ValueError(
-                    f"{self.owner} holds {len(keys)} keys: its {name} have the "
-                    f"shape {list(shape)}, and can't be given a value of shape "
-                    f"{list(values.shape)}."
-                )
-            self.write_for(name, keys, values)
-
-    def check_keys(self, keys: np.ndarray) -> None:
-        """Checks keys before they are written; see `write`."""
-        if keys.dtype != np.int64 or keys.ndim != 1:
-            raise ValueError(
-                f"{self.owner}: keys must be int64 of shape [n], got "
-                f"{keys.dtype} of shape {list(keys.shape)}."
-            )
-        if not np.all(keys[1:] > keys[:-1]):
-            raise ValueError(
-                f"{self.owner}: keys must be ascending, each of them once."
-            )
-        self.room.require(keys)
-
-    def replace(
-        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
-        """Replaces all keys, [n] int64; returns which found room, [n] bool.
-
-        `known` has counters and candidates by name. Missing counters are zeros.
-        """
-        kept = self.room.choose(keys, known)
-        zeros = np.zeros(len(keys), np.int64)
-        frequency, last_used = (known.get(name, zeros) for name in COUNTERS)
-        candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
-        shard_of = np.where(kept, self.room.shards_of(keys), -1)
-        shard_of_candidate = self.room.shards_of(candidates[:, 0])
-        for rank, shard in self.by_ranks():
-            mine = shard_of == rank
-            shard.replace(
-                keys[mine],
-                frequency[mine],
-                last_used[mine],
-                candidates[shard_of_candidate == rank],
-            )
-        if self.replicas.workers > 1:
-            self._written, self._written_at = np.sort(keys[kept]), self.moment()
-        return kept
-
-    def _keys_to_write_for(self) -> np.ndarray:
-        """Returns the keys to which written rows belong."""
-        if self.replicas.workers == 1:
-            return self.read(KEYS)
-        # Not a collective: the other workers may not be restoring.
-        if self.moment() != self._written_at:
-            raise RuntimeError(
-                f"{self.owner} has been given keys since they were "
-                "written: write the keys before their rows."
-            )
-        return self._written
-
-    def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
-        """Sets a part, [n, ...], of unique keys; skips keys without a row."""
-        for shard, places, rows in self._located(keys):
-            if name in COUNTERS:
-                live = shard.live()
-                known = getattr(live, name)
-                known[np.searchsorted(live.rows, rows)] = values[places]
-                shard.set_known(**{name: known})
-                continue
-            mine = values
-            if len(places) < len(keys):
-                mine = tf.gather(values, places)
-            shard.write_some(name, rows, tf.cast(mine, tf.float32))
-
-    def _located(
-        self, keys: np.ndarray
-    ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
-        """Yields each shard, the indices of keys with rows there, the rows."""
-        shard_of = self.room.shards_of(keys)
-        for rank, shard in self.by_ranks():
-            places = np.flatnonzero(shard_of == rank)
-            rows = shard.key_table.find(tf.constant(keys[places])).numpy()
-            found = rows != ABSENT
-            yield shard, places[found], rows[found]
-
-    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
-        """Removes unique keys; returns how many had rows in this process.
-
-        If `evicted`, they count as evicted.
-        """
-        shard_of = self.room.shards_of(keys)
-        rows = [
-            shard.key_table.remove(keys[shard_of == rank], evicted)
-            for rank, shard in self.by_ranks()
-        ]
-        return int(np.sum(np.concatenate(rows) != ABSENT))
+    places: list[int]
+    shards: KeyedShards
+    rows: Found | Reservation
 
 
-def checked_integers(
-    name: str, values: np.ndarray, keys: int, what: str
-) -> np.ndarray:
-    """Returns counters as [keys] int64, or candidates as [c, 3] int64.
+class KeyedRows(GrowingRows):
+    """Finds the rows of keys, and gives rows to new keys.
 
-    Errors name the table as `what`.
-
-    Raises:
-        ValueError: the shape or dtype is wrong, or two candidates have one key.
+    Attributes:
+        shards: the keys and rows of each table by name.
     """
-    values = np.asarray(values)
-    wanted: list[int | None] = [keys]
-    text = f"[{keys}], one for each key"
-    if name == CANDIDATES:
-        wanted, text = [None, 3], "[c, 3]"
-    fits = tf.TensorShape(wanted).is_compatible_with(values.shape)
-    if not fits or values.dtype.kind not in "iu":
-        raise ValueError(
-            f"{what}: {name} must be integers of shape {text}, got "
-            f"{values.dtype} of shape {list(values.shape)}."
+
+    locates = True
+    trash = TRASH
+
+    def build(self, tables: Sequence[TableShare]) -> None:
+        super().build(
+            [
+                dataclasses.replace(t, rows=rows_at_first(t.spec, t.world))
+                for t in tables
+            ]
         )
-    if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
-        raise ValueError(f"{what}: candidates must all differ.")
-    return values.astype(np.int64)
+        self.shards = {t.spec.name: KeyedShard(t, self) for t in tables}
+        # Tables of one width that are all trained, or all not, by table.
+        self._together: dict[str, KeyedShards] = {}
+        kinds: dict[Any, list[TableShare]] = {}
+        for table in tables:
+            kinds.setdefault((table.spec.dim, table.trained), []).append(table)
+        for (_, trained), of_kind in kinds.items():
+            names = [t.spec.name for t in of_kind]
+            shards = KeyedShards([self.shards[n] for n in names], trained)
+            self._together.update(dict.fromkeys(names, shards))
+
+    def locate(
+        self,
+        ids: Sequence[IdsOfTables],
+        training: bool,
+        step: Any = None,
+        consensus: Consensus | None = None,
+    ) -> Located:
+        if save_context.in_save_context():
+            owner = next(iter(self.shards.values())).layer
+            raise RuntimeError(
+                f"{owner} has tables with DynamicKeys, which only "
+                "tfrs_embed.serving.export exports."
+            )
+        number = None if step is None else tf.convert_to_tensor(step) + 1
+        places: dict[KeyedShards, list[int]] = {}
+        for i, each in enumerate(ids):
+            places.setdefault(self._together[each.tables[0]], []).append(i)
+        requests = {
+            shards: Request(
+                shards, *_joined(shards, [ids[i] for i in mine]), number
+            )
+            for shards, mine in places.items()
+        }
+        new = [r for s, r in requests.items() if training and s.trained]
+        found: dict[KeyedShards, Any] = dict(
+            zip((r.tables for r in new), reserve(new, consensus), strict=True)
+        )
+        rows: list[Any] = [None] * len(ids)
+        groups = []
+        for shards, mine in places.items():
+            if shards not in found:
+                keys, table_of = requests[shards][1:3]
+                found[shards] = shards.key_table.lookup(keys, table_of)
+            groups.append(_Group(mine, shards, found[shards]))
+            like = [each.ids for each in ids]
+            _put(rows, mine, found[shards].rows, like)
+        return Located(rows, groups)
+
+    def check(
+        self,
+        located: Located,
+        vectors: Sequence[tf.Tensor],
+        bags: Sequence[BaggedIds] | None = None,
+    ) -> list[tf.Tensor]:
+        # No other thread changes reserved rows.
+        groups = [g for g in located.kept if isinstance(g.rows, Found)]
+        places = [place for group in groups for place in group.places]
+        checked = list(vectors)
+        if not places:
+            return checked
+        with tf.control_dependencies(graphs.here(vectors)):
+            changed = tf.add_n([_num_changed(g.shards, g.rows) for g in groups])
+
+        def read_again() -> list[tf.Tensor]:
+            found: list[Any] = [None] * len(vectors)
+            for group in groups:
+                read = group.shards.read(group.rows)
+                _put(found, group.places, read, located.rows)
+            if bags is not None:
+                for i in places:
+                    found[i] = lookup_ops.combine(
+                        widen(found[i]), None, bags[i]
+                    )
+            return [
+                tf.reshape(
+                    tf.cast(found[i], vectors[i].dtype), tf.shape(vectors[i])
+                )
+                for i in places
+            ]
+
+        read = tf.cond(
+            changed > 0,
+            read_again,
+            lambda: [tf.identity(vectors[i]) for i in places],
+        )
+        for i, each in zip(places, read, strict=True):
+            each.set_shape(vectors[i].shape)
+            checked[i] = each
+        return checked
+
+    def commit(
+        self, located: Located, gradients: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        groups = [g for g in located.kept if isinstance(g.rows, Reservation)]
+        made = concat_gradients.find(gradients)
+        # Not if the loss or its gradient fails, or if there is no room for
+        # another table's keys.
+        after = [*made.matrices, *(g.rows.rows for g in groups)]
+        with tf.control_dependencies(graphs.here(after)):
+            committed = commit([g.rows for g in groups])
+        rows = list(located.rows)
+        for group, of_group in zip(groups, committed, strict=True):
+            _put(rows, group.places, of_group, located.rows)
+        return rows
+
+
+def _joined(
+    shards: KeyedShards, ids: Sequence[IdsOfTables]
+) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+    """Joins ids of tables: all keys, each key's table, and their counts."""
+    first = ids[0]
+    if first.table_of is not None:
+        return first.ids, first.table_of, first.counts
+    keys = [tf.cast(each.ids, tf.int64) for each in ids]
+    if len(shards.names) == 1:
+        return concat(keys), None, first.counts
+    numbers = [shards.names.index(each.tables[0]) for each in ids]
+    splits = tf.concat([[0], num_rows(keys)], 0)
+    table_of = tf.gather(numbers, bag_of_id(tf.cumsum(splits)))
+    return concat(keys), table_of, None
+
+
+def _put(
+    values: list[Any],
+    places: Sequence[int],
+    joined: tf.Tensor,
+    like: Sequence[tf.Tensor],
+) -> None:
+    """Puts parts, as long as those of `like`, into their places."""
+    parts = [joined]
+    if len(places) > 1:
+        parts = split(joined, [like[i] for i in places])
+    for i, part in zip(places, parts, strict=True):
+        values[i] = part
+
+
+def _num_changed(shards: KeyedShards, found: Found) -> tf.Tensor:
+    """The number of rows that changed keys, or were in spills, int64."""
+    changed = shards.key_table.check(found)[1]
+    if found.vectors is None:
+        return changed
+    return changed + tf.shape(found.vectors, tf.int64)[0] - 1

@@ -2,83 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import CANDIDATES
-from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
-from tfrs_embed.storage.key_rules import ABSENT, SPILLED, Live, key_rules
-from tfrs_embed.storage.key_table import (
-    SPILL_KEYS,
-    Found,
-    KeyTable,
-    KeyTables,
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    SPILLED,
+    LiveKeys,
+    key_rules,
 )
-from tfrs_embed.storage.row_store import RowStore
+from tfrs_embed.storage.key_table import Found, KeyTable
+from tfrs_embed.storage.row_store import TableShare
+
+if TYPE_CHECKING:
+    from tfrs_embed.storage.growing_rows import GrowingRows
+    from tfrs_embed.storage.spill import Spill
 
 # How many numbers of initial values are made at once between steps.
 _BLOCK_ELEMENTS = 1 << 20
 
 
 class KeyedShard:
-    """The keys and rows of one table on one of `world` shards.
+    """The keys and rows of one table on one shard, whose store is `store`."""
 
-    The store has `rows_at_first` rows of zeros, and initial slots.
-    `make_initial` is what `initial_key_values.maker` returns. Errors name the
-    layer as `owner`.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        table: TableSpec,
-        world: int,
-        store: RowStore,
-        slots: Mapping[str, Slot],
-        make_initial: initial_key_values.Maker,
-    ) -> None:
-        self.owner = f"{owner}, table '{table.name}'"
-        self.table = table.name
-        self._table = table
+    def __init__(self, share: TableShare, store: GrowingRows) -> None:
+        table = share.spec
+        assert table.keys is not None
+        self.layer = share.layer
+        self.owner = f"{share.layer}, table '{table.name}'"
+        self.table = table
         self.store = store
         self.variables = store.variables(table.name)
-        self._slots = slots
-        self.make_initial = make_initial
-        assert table.keys is not None
-        self.keys = table.keys
-        self.rules = key_rules(table, world)
-        spill = None
-        if self.keys.spill is not None:
+        self._slots = share.slots
+        self.make_initial = initial_key_values.maker(table)
+        self.rules = key_rules(table, share.world)
+        self.spill: Spill | None = None
+        if table.keys.spill is not None:
             # Few tables have one.
-            from tfrs_embed.storage.spill import SpillSettings
+            from tfrs_embed.storage.spill import Spill
 
-            spill = SpillSettings(
-                self.owner, self.keys.spill, self.variables, store.device
+            self.spill = Spill(
+                self.owner, table.keys.spill, self.variables, store.device
             )
-        self.key_table = KeyTable(self.rules, store.device, spill)
+        self.key_table = KeyTable(self.rules, store.device, self.spill)
 
-    @property
-    def dim(self) -> int:
-        """The width of a row."""
-        return self._table.dim
-
-    def read(self, found: Found) -> tf.Tensor:
-        """Reads keys' vectors, [n, dim]; see `KeyTables.check_vectors`."""
-        with tf.device(self.store.device):
-            vectors = self.store.read(self._table.name, PARAMETERS, found.rows)
-            return self.key_table.check_vectors(found, vectors)
+    def make_room(self, rows: Any) -> None:
+        """Gives the table at least so many rows, a scalar int64."""
+        rules = self.rules
+        if rules.policy == "none" and rules.max_capacity == rules.capacity:
+            return  # Nothing makes room: there are all that there can be.
+        self.store.make_room(self.table.name, rows, self._slots)
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
         with tf.device(self.store.device):
-            self.store.write(self._table.name, name, rows, values)
+            self.store.write(self.table.name, name, rows, values)
 
     def fetch(
         self, keys: tf.Tensor, rows: tf.Tensor, parameters_only: bool = False
@@ -87,8 +74,8 @@ class KeyedShard:
 
         The rows in memory, [n] int64, have initial values.
         """
-        if self.key_table.spill is not None:
-            self.key_table.spill.fetch(keys, rows, parameters_only)
+        if self.spill is not None:
+            self.spill.fetch(keys, rows, parameters_only)
 
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
         """Sets rows to initial values, and their slots too."""
@@ -98,21 +85,51 @@ class KeyedShard:
 
     # For users and checkpoints, eagerly.
 
-    def live(self) -> Live:
-        """Returns the keys with rows, sorted by row."""
-        live = self.key_table.live()
-        order = np.argsort(live.rows)
-        return Live(*(values[order] for values in live))
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Returns keys' rows, [n] int64; `ABSENT` for a key without one."""
+        rows = self.key_table.lookup(tf.constant(keys)).rows.numpy()
+        if self.spill is None:
+            return rows
+        return np.where(rows == ABSENT, self.spill.find(keys).numpy(), rows)
+
+    def live(self, keys: np.ndarray | None = None) -> LiveKeys:
+        """Returns the keys with rows, sorted by row, or some of them as given.
+
+        All of `keys`, [n] int64, must have rows.
+        """
+        live = [values.numpy() for values in self.key_table.export()]
+        order = np.argsort(live[1])
+        if keys is not None:
+            order = order[np.searchsorted(live[1][order], self.find(keys))]
+        return LiveKeys(*(values[order] for values in live))
 
     def integers(self, name: str) -> np.ndarray:
-        """Returns the keys or a counter, sorted by row; or the candidates."""
+        """Returns the keys or a counter, sorted by row; or the candidates.
+
+        Those are, in any order, [c, 3] int64: a key, its number of occurrences,
+        and the step of the last one.
+        """
         if name == CANDIDATES:
-            return self.key_table.candidates()
+            keys, _, *seen = self.key_table.export(candidates=True)
+            return np.stack([keys, *seen], 1)
         return getattr(self.live(), name)
+
+    def moment(self) -> tuple[int, ...]:
+        """Returns numbers that change when keys get or lose rows.
+
+        It waits, up to a second, until all commits are published.
+        """
+        end = time.monotonic() + 1
+        while True:
+            numbers = self.key_table.numbers()
+            if not numbers.unpublished or time.monotonic() > end:
+                admitted, evicted, *_ = numbers.total
+                return numbers.size, admitted, evicted
+            time.sleep(0.001)
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
         """Returns rows of the parameters or a slot, in the host's memory."""
-        spill, spilled = self.key_table.spill, rows >= SPILLED
+        spill, spilled = self.spill, rows >= SPILLED
         if spill is not None and spilled.any():
             variable = self.variables[name]
             values = np.empty(
@@ -124,13 +141,13 @@ class KeyedShard:
                 return tf.constant(values)
         with tf.device(self.store.device):
             numbers = tf.constant(rows, tf.int64)
-            found = self.store.read(self._table.name, name, numbers)
+            found = self.store.read(self.table.name, name, numbers)
         with tf.device("CPU:0"):
             return tf.identity(found)
 
     def write_some(self, name: str, rows: np.ndarray, values: Any) -> None:
         """Sets rows, in memory or in the spill; one scalar is for all."""
-        spill, spilled = self.key_table.spill, rows >= SPILLED
+        spill, spilled = self.spill, rows >= SPILLED
         if spill is not None and spilled.any():
             values = np.asarray(values, np.float32)
             if values.ndim:
@@ -155,17 +172,18 @@ class KeyedShard:
         many.
         """
         in_memory = len(keys)
-        if self.key_table.spill is not None:
+        if self.spill is not None:
             in_memory = min(in_memory, self.rules.max_capacity)
-            order = eviction_order(self._table, keys, frequency, last_used)
+            order = eviction_order(self.table, keys, frequency, last_used)
             keys, frequency, last_used = (
                 values[order[::-1]] for values in (keys, frequency, last_used)
             )
-        rows, version = self.key_table.replace(
+        version = self.key_table.replace(
             keys, frequency, last_used, candidates, in_memory
         )
-        ensure_rows([self], [self.key_table.physical()])
-        size = max(1, _BLOCK_ELEMENTS // self.dim)
+        rows = self._rows_after(keys, in_memory)
+        self.make_room(self.key_table.numbers().physical)
+        size = max(1, _BLOCK_ELEMENTS // self.table.dim)
         for start in range(0, len(keys), size):
             part = slice(start, start + size)
             made = self.make_initial(tf.constant(keys[part], tf.int64))
@@ -183,9 +201,9 @@ class KeyedShard:
         """Sets counters, [n] sorted by row, and candidates; None: unchanged."""
         live = self.live()
         if candidates is None:
-            candidates = self.key_table.candidates()
+            candidates = self.integers(CANDIDATES)
         in_memory = int(np.sum(live.rows < SPILLED))
-        rows, version = self.key_table.replace(
+        version = self.key_table.replace(
             live.keys,
             live.frequency if frequency is None else frequency,
             live.last_used if last_used is None else last_used,
@@ -193,84 +211,57 @@ class KeyedShard:
             in_memory,
         )
         # Those in the spill stay where they are.
-        before, rows = live.rows[:in_memory], rows[:in_memory]
+        before, rows = live.rows[:in_memory], FIRST_ROW + np.arange(in_memory)
         if not np.array_equal(before, rows):
             for name in self.variables:
                 values = self.gather(name, before)
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
 
-
-def ensure_rows(
-    shards: Sequence[KeyedShard], rows: Sequence[tf.Tensor]
-) -> None:
-    """Gives shards' variables at least so many rows, scalars int64."""
-    wanted: dict[RowStore, dict[str, tf.Tensor]] = {}
-    for shard, number in zip(shards, rows, strict=True):
-        rules = shard.rules
-        if rules.policy == "none" and rules.max_capacity == rules.capacity:
-            continue  # Nothing makes room: there are all that there can be.
-        wanted.setdefault(shard.store, {})[shard.table] = number
-    for store, of_store in wanted.items():
-        store.resize(of_store)
+    def _rows_after(self, keys: np.ndarray, in_memory: int) -> np.ndarray:
+        """Returns the rows of all keys after they were replaced, [n] int64."""
+        rows = FIRST_ROW + np.arange(len(keys))
+        if self.spill is not None:
+            rows[in_memory:] = self.spill.find(keys[in_memory:])
+        return rows
 
 
 class KeyedShards:
-    """Shards of tables of one width, on one device, used together."""
+    """Shards of tables of one width, on one device, used together.
 
-    def __init__(self, shards: Sequence[KeyedShard]) -> None:
+    `trained` says whether the tables have optimizers.
+    """
+
+    def __init__(
+        self, shards: Sequence[KeyedShard], trained: bool = False
+    ) -> None:
         self.shards = tuple(shards)
-        self.key_tables = KeyTables([shard.key_table for shard in shards])
-        self.dim = shards[0].dim
+        self.trained = trained
+        self.key_table = KeyTable.joined([shard.key_table for shard in shards])
+        self.dim = shards[0].table.dim
+        self.names = [shard.table.name for shard in shards]
 
-    def no_room(
-        self,
-        keys: tf.Tensor,
-        table_of: tf.Tensor | None,
-        counts: tf.Tensor | None,
-        lacking: tf.Tensor,
-    ) -> tf.Tensor:
-        """Returns an error's text: a step's keys lack rows; a scalar string.
-
-        Keys and counts are those of `Request`; `lacking`, [tables] int64, says
-        how many rows each table lacks.
-        """
-        owners = [(shard.owner, shard.keys) for shard in self.shards]
-
-        def text(
-            info: np.ndarray,
-            lacking: np.ndarray,
-            absent: np.ndarray,
-            table_of: np.ndarray,
-            keys: np.ndarray,
-        ) -> bytes:
-            worst = np.argmax(lacking)
-            size, capacity = info[worst, :2]
-            size -= info[worst, SPILL_KEYS]
-            owner, declared = owners[worst]
-            if len(table_of):
-                absent &= table_of == worst
-            [key] = keys[absent][:1] if absent.any() else [np.int64(0)]
-            if declared.dtype == tf.uint64:
-                key = key.view(np.uint64)
-            is_string = declared.dtype == tf.string
-            return (
-                f"{owner}: no room for the keys of this step: a shard has rows "
-                f"for {capacity} keys, and holds {size}. It needs "
-                f"{lacking[worst]} rows more than it can make room for; {key} "
-                f"is {'the fingerprint of ' * is_string}a key without one. "
-                f"{declared.MORE_ROOM}"
-            ).encode()
-
-        absent = tf.equal(self.key_tables.look_up(keys, table_of).rows, ABSENT)
-        if counts is not None:
-            absent &= counts > 0
-        if table_of is None:
-            table_of = tf.zeros([0], tf.int32)
-        inputs = [self.key_tables.info(), lacking, absent, table_of, keys]
-        with tf.device("CPU:0"):
-            made = tf.numpy_function(text, inputs, tf.string, stateful=False)
-            return tf.ensure_shape(made, [])
+    def read(self, found: Found) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `KeyTable.check_vectors`."""
+        store, number = self.shards[0].store, len(self.shards)
+        with tf.device(store.device):
+            if number == 1:
+                vectors = store.read(self.names[0], PARAMETERS, found.rows)
+            else:
+                table_of = found.table_of
+                places = tf.dynamic_partition(
+                    tf.range(tf.size(found.rows)), table_of, number
+                )
+                vectors = tf.dynamic_stitch(
+                    places,
+                    [
+                        store.read(
+                            name, PARAMETERS, tf.gather(found.rows, each)
+                        )
+                        for name, each in zip(self.names, places, strict=True)
+                    ],
+                )
+            return self.key_table.check_vectors(found, vectors)
 
     def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Makes keys' initial rows, [m, dim], in the order of tables."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
+from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
-from tfrs_embed.storage.keyed_rows import KeyedRows
+from tfrs_embed.storage.keyed_shard import KeyedShard
+from tfrs_embed.storage.table_keys import TableKeys
 
 
 class KeyedVariable(CompositeVariable, Saved):
@@ -38,14 +40,14 @@ class KeyedVariable(CompositeVariable, Saved):
     or restored, every worker gets the same value and keeps its shard.
 
     A checkpoint holds the part shard by shard, so that no process needs all of
-    it. `KeyedRows` lists the names of parts.
+    it. `TableKeys` lists the names of parts.
     """
 
     def __init__(
         self,
         table: str,
         part: str,
-        rows: KeyedRows,
+        rows: TableKeys,
         checkpoint: KeyedCheckpoint,
         strategy: tf.distribute.Strategy,
     ) -> None:
@@ -124,21 +126,44 @@ class KeyedVariable(CompositeVariable, Saved):
         before = moments.setdefault(session, rows.moment())
         writer, sizes = session.writer(rows.replicas), rows.counts(self._part)
         shape = [sum(sizes), *self.shape[1:]]
-        if shape[0] == 0:
-            if rows.replicas.worker == 0:
-                writer.add(key, tf.zeros(shape, self.dtype))
-            return
+        self._add_if_empty(key, writer, shape)
         for rank, shard in rows.by_ranks():
             first = sum(sizes[:rank])
-            if self._part not in rows.names:
-                integers = tf.constant(shard.integers(self._part))
-                writer.add_blocks(key, integers, shape[0], first)
+            if self._part == CANDIDATES:
+                seen = tf.constant(shard.integers(CANDIDATES))
+                if len(seen):
+                    writer.add_blocks(key, seen, shape[0], first)
                 continue
-            live = shard.live().rows
-            for start, size in blocks([sizes[rank], *shape[1:]], tf.float32):
-                block = shard.gather(self._part, live[start : start + size])
-                writer.add_rows(key, shape, first + start, block)
+            for start, block in self._blocks(shard, shard.live()):
+                writer.add_rows(key, shape, first + start, block())
         rows.require_moment(before, "it was saved")
+
+    def _add_if_empty(
+        self, key: str, writer: BundleWriter, shape: Sequence[int]
+    ) -> None:
+        """Adds a value without rows, which the first worker writes."""
+        if shape[0] == 0 and self._rows.replicas.worker == 0:
+            writer.add(key, tf.zeros(shape, self.dtype))
+
+    def _blocks(
+        self, shard: KeyedShard, live: LiveKeys
+    ) -> Iterator[tuple[int, Callable[[], tf.Tensor]]]:
+        """Yields a part of keys in blocks: the first place, and the values."""
+        name = self._part
+        for start, size in blocks(
+            [len(live.keys), *self.shape[1:]], tf.float32
+        ):
+            part = slice(start, start + size)
+            if name in self._rows.names:
+                yield (
+                    start,
+                    functools.partial(shard.gather, name, live.rows[part]),
+                )
+            else:
+                yield (
+                    start,
+                    functools.partial(tf.constant, getattr(live, name)[part]),
+                )
 
     def save_later(self, seen: dict[Any, Any]) -> Later | None:
         if self._part == CANDIDATES:
@@ -149,25 +174,17 @@ class KeyedVariable(CompositeVariable, Saved):
         if rows not in seen:
             seen[rows] = [shard.live() for shard in rows.shards]
         live = seen[rows]
-        total = sum(len(each.keys) for each in live)
+        shape = [sum(len(each.keys) for each in live), *self.shape[1:]]
 
         def adding(
             key: str, writer: BundleWriter
         ) -> Iterator[Callable[[], None]]:
-            shape, first = [total, *self.shape[1:]], 0
-            if total == 0:
-                writer.add(key, tf.zeros(shape, self.dtype))
+            first = 0
+            self._add_if_empty(key, writer, shape)
             for shard, each in zip(rows.shards, live, strict=True):
-                for start, size in blocks(
-                    [len(each.keys), *shape[1:]], tf.float32
-                ):
-                    part = slice(start, start + size)
-                    if self._part in rows.names:
-                        block = shard.gather(self._part, each.rows[part])
-                    else:
-                        block = tf.constant(getattr(each, self._part)[part])
+                for start, block in self._blocks(shard, each):
                     yield functools.partial(
-                        writer.add_rows, key, shape, first + start, block
+                        writer.add_rows, key, shape, first + start, block()
                     )
                 first += len(each.keys)
 
@@ -191,29 +208,14 @@ class KeyedVariable(CompositeVariable, Saved):
                 writer.add_blocks(in_delta(key, REMOVED), removed, count, at)
         starts, total = session.places(rows.replicas, self.table)
         shape = [total, *self.shape[1:]]
-        if total == 0:
-            if rows.replicas.worker == 0:
-                writer.add(in_delta(key), tf.zeros(shape, self.dtype))
-            return
+        self._add_if_empty(in_delta(key), writer, shape)
         of_shards = np.split(changed.rows, np.cumsum(changed.shards)[:-1])
-        for shard, keys, start in zip(
+        for shard, keys, first in zip(
             rows.shards, of_shards, starts, strict=True
         ):
-            if self._part == KEYS:
-                writer.add_blocks(
-                    in_delta(key), tf.constant(keys), total, start
-                )
-                continue
-            numbers = shard.key_table.find(tf.constant(keys)).numpy()
-            if self._part in rows.names:
-                for at, size in blocks([len(keys), *shape[1:]], tf.float32):
-                    block = shard.gather(self._part, numbers[at : at + size])
-                    writer.add_rows(in_delta(key), shape, start + at, block)
-                continue
-            live = shard.live()
-            places = np.searchsorted(live.rows, numbers)
-            counters = tf.constant(getattr(live, self._part)[places])
-            writer.add_blocks(in_delta(key), counters, total, start)
+            for start, block in self._blocks(shard, shard.live(keys)):
+                place = first + start
+                writer.add_rows(in_delta(key), shape, place, block())
         rows.require_moment(before, "it was saved")
 
     def check(self, key: str, reader: BundleReader) -> None:

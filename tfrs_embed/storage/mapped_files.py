@@ -20,6 +20,9 @@ from tfrs_embed.compat import files, progress, strict_json
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
 from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.memory import MemoryRows
+from tfrs_embed.storage.row_store import TableShare
 
 # What the files are, beside them; and other names that no slot's file has.
 _ABOUT = "table.json"
@@ -231,6 +234,31 @@ class TableFiles:
         """
         return self._operations.tfrs_embed_pages_in_memory(
             [variable.handle for variable in variables], rows
+        )
+
+
+class FileRows(MemoryRows):
+    """Keeps tables with a `FileStorage` in mapped files, others in memory."""
+
+    def build(self, tables: Sequence[TableShare]) -> None:
+        self._files: dict[str, TableFiles] = {}
+        super().build(tables)
+        self._files = {}  # They live as long as their variables.
+
+    def _variable(
+        self, table: TableShare, name: str, slot: Slot, dtype: tf.DType
+    ) -> tf.Variable:
+        spec = table.spec
+        if spec.storage is None:
+            return super()._variable(table, name, slot, dtype)
+        if spec.name not in self._files:
+            self._files[spec.name] = TableFiles(spec, self.device)
+        return self._files[spec.name].make(
+            name,
+            [table.rows, *slot.row(spec.dim)],
+            dtype,
+            slot.initial,
+            f"{spec.name}/{name}",
         )
 
 

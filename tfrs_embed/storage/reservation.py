@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import graphs
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage.key_table import GivenRows
-from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards, ensure_rows
+from tfrs_embed.storage.key_rules import ABSENT
+from tfrs_embed.storage.key_table import SPILL_KEYS, KeyRows
+from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
 
 
 class Request(NamedTuple):
@@ -73,21 +75,20 @@ def reserve(
     given = []
     if not requests:
         return []
-    host = requests[0].tables.key_tables.host
+    host = requests[0].tables.key_table.host
     with tf.device(host):
-        for tables, keys, table_of, counts, step in requests:
-            found = tables.key_tables.reserve(keys, counts, step, table_of)
+        for request in requests:
+            tables, keys, table_of, counts, step = request
+            found = tables.key_table.reserve(keys, counts, step, table_of)
             checks.require(
                 tf.reduce_all(tf.equal(found.lacking, 0)),
-                functools.partial(
-                    tables.no_room, keys, table_of, counts, found.lacking
-                ),
+                functools.partial(_no_room, request, found.lacking),
             )
             given.append(found)
         # The first three fields: rows, new keys and new rows.
         guarded = checks.guard([t for g in given for t in g[:3]])
     given = [
-        GivenRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
+        KeyRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
         for i, g in enumerate(given)
     ]
 
@@ -128,12 +129,12 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
     if not reservations:
         return []
     given = [
-        tables.key_tables.commit(keys, counts, reserved, step, table_of)
+        tables.key_table.commit(keys, counts, reserved, step, table_of)
         for (tables, keys, table_of, counts, step), reserved, *_ in reservations
     ]
     owners = [s.owner for r in reservations for s in r.request.tables.shards]
     # All of it is on the host already.
-    host = reservations[0].request.tables.key_tables.host
+    host = reservations[0].request.tables.key_table.host
     with tf.device(host):
         lacking = tf.concat([each.lacking for each in given], 0)
         worst = tf.argmax(lacking)
@@ -165,23 +166,70 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
     _, rows = _if_any_new(host, given, reset, list)
     with tf.control_dependencies(graphs.here(rows)):
         for reservation, each in zip(reservations, given, strict=True):
-            reservation.request.tables.key_tables.publish(each.versions)
+            reservation.request.tables.key_table.publish(each.versions)
     return rows
 
 
+def _no_room(request: Request, lacking: tf.Tensor) -> tf.Tensor:
+    """Returns an error's text: a step's keys lack rows; a scalar string.
+
+    `lacking`, [tables] int64, says how many rows each table lacks.
+    """
+    tables, keys, table_of, counts, _ = request
+    owners: list[tuple[str, Any]] = [
+        (shard.owner, shard.table.keys) for shard in tables.shards
+    ]
+
+    def text(
+        info: np.ndarray,
+        lacking: np.ndarray,
+        absent: np.ndarray,
+        table_of: np.ndarray,
+        keys: np.ndarray,
+    ) -> bytes:
+        worst = np.argmax(lacking)
+        size, capacity = info[worst, :2]
+        size -= info[worst, SPILL_KEYS]
+        owner, declared = owners[worst]
+        if len(table_of):
+            absent &= table_of == worst
+        [key] = keys[absent][:1] if absent.any() else [np.int64(0)]
+        if declared.dtype == tf.uint64:
+            key = key.view(np.uint64)
+        is_string = declared.dtype == tf.string
+        return (
+            f"{owner}: no room for the keys of this step: a shard has rows "
+            f"for {capacity} keys, and holds {size}. It needs "
+            f"{lacking[worst]} rows more than it can make room for; {key} "
+            f"is {'the fingerprint of ' * is_string}a key without one. "
+            f"{declared.MORE_ROOM}"
+        ).encode()
+
+    absent = tf.equal(tables.key_table.lookup(keys, table_of).rows, ABSENT)
+    if counts is not None:
+        absent &= counts > 0
+    if table_of is None:
+        table_of = tf.zeros([0], tf.int32)
+    inputs = [tables.key_table.info(), lacking, absent, table_of, keys]
+    with tf.device("CPU:0"):
+        made = tf.numpy_function(text, inputs, tf.string, stateful=False)
+        return tf.ensure_shape(made, [])
+
+
 def _by_table(
-    tables: KeyedShards, new: GivenRows, initial: tf.Tensor
+    tables: KeyedShards, new: KeyRows, initial: tf.Tensor
 ) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Makes room, and yields each table's shard, new keys, rows and values."""
     number = len(tables.shards)
     # Where all of it is.
-    with tf.device(tables.key_tables.host):
+    with tf.device(tables.key_table.host):
         physical = tf.unstack(new.physical, number)
         parts = [
             _split(values, new.new_sizes, number)
             for values in (new.new_keys, new.new_rows, initial)
         ]
-    ensure_rows(tables.shards, physical)
+    for shard, rows in zip(tables.shards, physical, strict=True):
+        shard.make_room(rows)
     return zip(tables.shards, *parts, strict=True)
 
 
@@ -193,14 +241,14 @@ def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
 
 
 def _initial_of(
-    reservations: Sequence[Reservation], given: Sequence[GivenRows]
+    reservations: Sequence[Reservation], given: Sequence[KeyRows]
 ) -> list[tf.Tensor]:
     """Returns the initial values of each request's new keys, [m, dim].
 
     These are the reserved ones, unless another step has changed which keys are
     new.
     """
-    with tf.device(reservations[0].request.tables.key_tables.host):
+    with tf.device(reservations[0].request.tables.key_table.host):
         here, expected = (
             tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
             for each in (given, reservations)
@@ -221,7 +269,7 @@ def _initial_of(
 
 def _if_any_new(
     host: str,
-    given: Sequence[GivenRows],
+    given: Sequence[KeyRows],
     work: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -423,11 +423,15 @@ def _rows_of_served(table: Any) -> _Rows:
 
 def _rows_of_keys(shard: KeyedShard) -> _Rows:
     """Returns a shard's rows that have keys, also those in a spill."""
+    # Imported here, as few tables have keys.
+    from tfrs_embed.storage.keyed_shard import KeyedShards
+
     # In their order equal scores are those of lower keys first.
-    keys = tf.sort(shard.key_table.keys())
+    keys = tf.sort(shard.key_table.export().keys)
+    alone = KeyedShards([shard])
 
     def read(start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        return shard.read(shard.key_table.look_up(keys[start : start + size]))
+        return alone.read(shard.key_table.lookup(keys[start : start + size]))
 
     def ids_of(rows: tf.Tensor) -> tf.Tensor:
         # A shard without keys has none to gather.

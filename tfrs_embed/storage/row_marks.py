@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -15,15 +15,15 @@ from tfrs_embed.ops.update import Marks, scatter_update
 class RowMarks:
     """The marks of the rows of a store's tables, [rows] uint8 each.
 
-    `rows` has the tables' numbers of rows; `growing` names tables that may grow
-    (`MemoryRows.resize`).
+    `rows` has the tables' numbers of rows; `grow` says whether they may grow
+    (`GrowingRows.make_room`).
     """
 
     def __init__(
         self,
         device: str | None,
         rows: Mapping[str, int],
-        growing: Sequence[str] = (),
+        grow: bool = False,
     ) -> None:
         with tf.init_scope(), tf.device(device):
             self._present = make_variable(tf.constant(1, tf.uint8), "moment")
@@ -31,7 +31,7 @@ class RowMarks:
                 table: make_variable(
                     tf.zeros([number], tf.uint8),
                     f"{table}/marks",
-                    [None] if table in growing else None,
+                    [None] if grow else None,
                 )
                 for table, number in rows.items()
             }

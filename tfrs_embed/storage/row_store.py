@@ -1,10 +1,14 @@
 """The interface of a store of rows: tables and their slots on one device.
 
-Engines reach rows through `RowStore` alone. A training step changes rows with
-`update` and `write`, and `resize` adds rows. Restores and initial values change
-rows with the methods `assign` and `scatter_update` of the objects that
-`variables` returns. A store that has to see every change returns objects whose
-methods call its `write`, as `tests/numpy_rows.py` does.
+Engines reach rows through `RowStore` alone, in this order:
+
+    ids -> locate -> lookup -> check -> activations
+    gradients -> commit -> update
+
+Stores whose rows are ids need `lookup` and `update` only. Restores and initial
+values change rows with the methods `assign` and `scatter_update` of the objects
+that `variables` returns. A store that has to see every change returns objects
+whose methods call its `write`, as `tests/numpy_rows.py` does.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.update import Marks, TableUpdate
 from tfrs_embed.optimizers.rules import Slot
 
@@ -29,18 +34,53 @@ HOST = "/device:CPU:0"
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredTable:
+class TableShare:
     """A table's share on a device.
 
     Attributes:
         spec: the table, of the share's width.
         rows: the number of rows at first.
         slots: the slots of the table's update rule, by name.
+        trained: whether the table has an update rule.
+        layer: the owner of the table, for errors.
+        world: the number of devices that share the table's rows.
     """
 
     spec: TableSpec
     rows: int
     slots: Mapping[str, Slot]
+    trained: bool = True
+    layer: str = ""
+    world: int = 1
+
+
+class IdsOfTables(NamedTuple):
+    """Ids whose rows are wanted.
+
+    Attributes:
+        tables: the ids' tables, of one width.
+        ids: [n] integers.
+        table_of: [n] int32, each id's table; None: there is one table.
+        counts: [n] int64, how often each id occurs, 0 for padding; None: each
+            once.
+    """
+
+    tables: Sequence[str]
+    ids: tf.Tensor
+    table_of: tf.Tensor | None = None
+    counts: tf.Tensor | None = None
+
+
+class Located(NamedTuple):
+    """The rows of ids.
+
+    Attributes:
+        rows: for each `IdsOfTables` its ids' rows in their tables, [n].
+        kept: the store's own, for `check` and `commit`.
+    """
+
+    rows: list[tf.Tensor]
+    kept: Any = None
 
 
 class RowStore(abc.ABC):
@@ -52,7 +92,15 @@ class RowStore(abc.ABC):
 
     Args:
         device: where the rows are used; None: where TensorFlow places them.
+
+    Attributes:
+        locates: whether ids have to be found; False: they are rows.
+        trash: the row for the gradients of ids without a row; None: all ids
+            have one.
     """
+
+    locates = False
+    trash: int | None = None
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -92,7 +140,7 @@ class RowStore(abc.ABC):
         return [None for _ in tables]
 
     @abc.abstractmethod
-    def build(self, tables: Sequence[StoredTable]) -> None:
+    def build(self, tables: Sequence[TableShare]) -> None:
         """Makes tables: rows of zeros, and slots with their initial values.
 
         Raises:
@@ -108,6 +156,58 @@ class RowStore(abc.ABC):
             `numpy`, `assign`, `sparse_read` and `scatter_update`.
         """
 
+    def locate(
+        self,
+        ids: Sequence[IdsOfTables],
+        training: bool,
+        step: Any = None,
+        consensus: Consensus | None = None,
+    ) -> Located:
+        """Finds the rows of ids; in training, reserves rows for new ids.
+
+        Args:
+            ids: the ids.
+            training: whether this is part of a training step.
+            step: in training the number of steps made, a scalar int64: a tensor
+                or a variable.
+            consensus: decides with other replicas whether there is room.
+
+        Raises:
+            RuntimeError: rows can't be found in a SavedModel.
+            tf.errors.InvalidArgumentError: the ids need more rows than there
+                are.
+        """
+        return Located([each.ids for each in ids])
+
+    def check(
+        self,
+        located: Located,
+        vectors: Sequence[tf.Tensor],
+        bags: Sequence[BaggedIds] | None = None,
+    ) -> list[tf.Tensor]:
+        """Returns vectors, read again if their rows were given to other ids.
+
+        Args:
+            located: the rows.
+            vectors: for each `IdsOfTables` the vectors of its bags, or of its
+                rows, [n, dim].
+            bags: the bags; None: the vectors are those of rows.
+        """
+        return list(vectors)
+
+    def commit(
+        self, located: Located, gradients: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Gives new ids the reserved rows; returns the rows to update.
+
+        `located` is of a training step. Nothing changes if the gradients don't
+        exist, as after an error. An id without a row has the row `trash`.
+
+        Raises:
+            tf.errors.InvalidArgumentError: another step has taken the rows.
+        """
+        return list(located.rows)
+
     @abc.abstractmethod
     def lookup(
         self,
@@ -120,7 +220,7 @@ class RowStore(abc.ABC):
 
         Args:
             tables: each feature's table.
-            bags: each feature's bags.
+            bags: each feature's bags, whose ids are rows.
             training: whether this is part of a training step.
             dtype: the dtype to which the caller casts the vectors.
         """
@@ -141,14 +241,6 @@ class RowStore(abc.ABC):
     @abc.abstractmethod
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
         """Updates rows that have gradients; `updates` have no variables."""
-
-    @abc.abstractmethod
-    def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
-        """Gives tables of keys at least `rows` rows each, and some to spare.
-
-        The numbers are scalars int64. New rows are zeros, and their slots have
-        the initial values. A table that has enough rows stays as it is.
-        """
 
 
 def host_of(device: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,60 +21,66 @@ from tfrs_embed.ops.update import PARAMETERS
 _MOST_BYTES = 2**62
 
 
-class SpillSettings(NamedTuple):
-    """What a shard's spill is.
+class Spill:
+    """The rows of a shard's evicted keys.
 
-    Attributes:
-        owner: as which errors know the table.
+    Args:
+        owner: the table, for errors.
         storage: where the file is.
         variables: the rows in memory, "parameters" and slots, by name.
         device: where they are.
     """
 
-    owner: str
-    storage: FileStorage
-    variables: Mapping[str, tf.Variable]
-    device: str | None
+    def __init__(
+        self,
+        owner: str,
+        storage: FileStorage,
+        variables: Mapping[str, tf.Variable],
+        device: str | None,
+    ) -> None:
+        self.variables = variables
+        self._owner = owner
+        self._storage = storage
+        self._device = device
+        self._operations: Any = None
+        self._handle: Any = None
+
+    def operations(self) -> Any:
+        """Returns the kernels.
+
+        Raises:
+            RuntimeError: there are no kernels for the device.
+        """
+        operations = kernels.operations(self._device)
+        if operations is None:
+            status = kernels.status()
+            raise RuntimeError(
+                f"{self._owner} has a spill, which needs a CPU and the "
+                f"compiled kernels. {'' if status.loaded else status.reason}"
+            )
+        return operations
 
     def attributes(self) -> dict[str, Any]:
         """Returns the attributes of the operation that makes the keys.
 
         Raises:
-            RuntimeError: there are no kernels for the device.
             OSError: the folder can't be made.
         """
-        if kernels.operations(self.device) is None:
-            status = kernels.status()
-            raise RuntimeError(
-                f"{self.owner} has a spill, which needs a CPU and the compiled "
-                f"kernels. {'' if status.loaded else status.reason}"
-            )
-        folder = os.path.realpath(self.storage.folder)
+        folder = os.path.realpath(self._storage.folder)
         os.makedirs(folder, exist_ok=True)
         return {
-            "spill_owner": self.owner,
+            "spill_owner": self._owner,
             "spill_folder": folder,
             "spill_parts": [
                 variable.dtype.size * variable.shape[1:].num_elements()
                 for variable in self.variables.values()
             ],
-            "spill_bytes": self.storage.max_bytes or _MOST_BYTES,
+            "spill_bytes": self._storage.max_bytes or _MOST_BYTES,
         }
 
-
-class Spill:
-    """The rows of a shard's evicted keys.
-
-    `operations` are the kernels', and `handle` is the shard's keys.
-    """
-
-    def __init__(
-        self, settings: SpillSettings, operations: Any, handle: tf.Tensor
-    ) -> None:
-        self.variables = settings.variables
-        self._device = settings.device
-        self._operations = operations
-        self._handle = handle
+    def open(self, operations: Any, handle: tf.Tensor) -> None:
+        """Uses the kernels, on the handle of the keys that were made."""
+        self._operations, self._handle = operations, handle
 
     @property
     def parameters(self) -> tf.Variable:
