@@ -37,7 +37,7 @@ def train(ids):
     return strategy.reduce("SUM", strategy.run(step, (ids,)), axis=None)
 
 first, second = (float(train(tf.range(8))) for _ in range(2))
-assert layer.placement.tables[0].engine == "SparseCore" and second < first
+assert layer.placement.tables[0].engine == "sparsecore" and second < first
 print("losses:", first, second)
 resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
 tf.config.experimental_connect_to_cluster(resolver)

@@ -268,7 +268,7 @@ print(refusal.split("Error: ")[-1])
 # %% [markdown]
 # ## Training with the limits computed
 #
-# `placement` says "SparseCore". With
+# `placement` says "sparsecore". With
 # `pipeline_execution_with_tensor_core` the tables' updates of one step overlap
 # the dense layers of the next one, which emulation does in the same order, but
 # not faster.

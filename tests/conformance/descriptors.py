@@ -204,52 +204,48 @@ ENGINES = {
     "spill": _spilling(_PARTIAL, "one device, by key"),
     "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),
     # On several replicas.
-    "dynamic_sharded": _by_key(_PARTIAL, "sharded, by key"),
-    "spill_sharded": _spilling(_PARTIAL, "sharded, by key"),
-    "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
-    "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+    "dynamic_sharded": _by_key(_PARTIAL, "row, by key"),
+    "spill_sharded": _spilling(_PARTIAL, "row, by key"),
+    "sharded": _engine(_PARTIAL, 0, "row", "row"),
+    "sharded_arrays": _engine(_PARTIAL, 0, "row", "row")._replace(
         storage=ArrayStorage
     ),
-    "sharded_files": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+    "sharded_files": _engine(_PARTIAL, 0, "row", "row")._replace(
         storage=FileStorage
     ),
     "column_files": _placed(
-        _PARTIAL, "by column", "by column", ("column", "table")
+        _PARTIAL, "column", "table", ("column", "table")
     )._replace(storage=FileStorage),
-    "two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(group=2),
-    "dynamic_two_stages": _by_key(_PARTIAL, "sharded, by key")._replace(
-        group=2
-    ),
-    "hot_rows_two_stages": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+    "two_stages": _engine(_PARTIAL, 0, "row", "row")._replace(group=2),
+    "dynamic_two_stages": _by_key(_PARTIAL, "row, by key")._replace(group=2),
+    "hot_rows_two_stages": _engine(_PARTIAL, 0, "row", "row")._replace(
         hot=(3, 2), group=2
     ),
-    "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
-    "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
-    "distributed_both": _engine(_DISTRIBUTED, 20, "sharded", "mirrored"),
-    "distributed_mirrored": _engine(_DISTRIBUTED, None, "mirrored", "mirrored"),
-    "hot_rows": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
-        hot=(3, 2, 0)
+    "sharded_small": _engine(_PARTIAL, 20, "row", "Keras"),
+    "distributed_sharded": _engine(_DISTRIBUTED, 0, "row", "row"),
+    "distributed_both": _engine(_DISTRIBUTED, 20, "row", "replicated"),
+    "distributed_mirrored": _engine(
+        _DISTRIBUTED, None, "replicated", "replicated"
     ),
+    "hot_rows": _engine(_PARTIAL, 0, "row", "row")._replace(hot=(3, 2, 0)),
     "distributed_hot_rows": _placed(
-        _DISTRIBUTED, "sharded", "mirrored", ("row", "replicated")
+        _DISTRIBUTED, "row", "replicated", ("row", "replicated")
     )._replace(hot=(2, 0)),
-    "columns": _placed(_PARTIAL, "by column", "by column", ("column", "table")),
+    "columns": _placed(_PARTIAL, "column", "table", ("column", "table")),
     "distributed_columns": _placed(
-        _DISTRIBUTED, "by column", "by column", ("table", "column")
+        _DISTRIBUTED, "table", "column", ("table", "column")
     ),
-    "columns_and_rows": _placed(
-        _PARTIAL, "by column", "sharded", ("table", "row")
-    ),
+    "columns_and_rows": _placed(_PARTIAL, "table", "row", ("table", "row")),
     "columns_and_copies": _placed(
-        _DISTRIBUTED, "by column", "mirrored", ("column", "replicated")
+        _DISTRIBUTED, "column", "replicated", ("column", "replicated")
     ),
     # On a slice.
-    "sparse": _engine(_PARTIAL, 0, "SparseCore", "SparseCore", **_SPARSE),
-    "sparse_small": _engine(_PARTIAL, 20, "SparseCore", "Keras", **_SPARSE),
+    "sparse": _engine(_PARTIAL, 0, "sparsecore", "sparsecore", **_SPARSE),
+    "sparse_small": _engine(_PARTIAL, 20, "sparsecore", "Keras", **_SPARSE),
     "dense": _engine(_PARTIAL, 0, _ON_TPU, _ON_TPU, **_DENSE),
     "dense_keras": _engine(_PARTIAL, None, "Keras", "Keras", **_DENSE),
     "distributed_sparse": _engine(
-        _DISTRIBUTED, 20, "SparseCore", _ON_TPU, **_SPARSE
+        _DISTRIBUTED, 20, "sparsecore", _ON_TPU, **_SPARSE
     ),
     "distributed_dense": _engine(_DISTRIBUTED, 20, _ON_TPU, _ON_TPU, **_DENSE),
     # Only while strategies.embedding_cores.EmbeddingCores are there.

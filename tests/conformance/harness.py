@@ -128,7 +128,7 @@ def build(engine, tables=None, per_table=False, **options):
     reference.unweighted = {
         name
         for name, feature in described.items()
-        if places[feature.table] in ("SparseCore", "TPU embedding core")
+        if places[feature.table] in ("sparsecore", "TPU embedding core")
         and tables[feature.table].combiner != "sum"
     }
     return layer, reference

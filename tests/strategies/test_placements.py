@@ -110,11 +110,11 @@ def test_places_are_reported(strategy):
         for place in PLACES
     }
     assert engines == {
-        "table": ["by column"] * 2,
-        "column": ["by column"] * 2,
-        "row": ["sharded"] * 2,
-        "replicated": ["mirrored"] * 2,
-        "hot rows": ["sharded"] * 2,
+        "table": ["table"] * 2,
+        "column": ["column"] * 2,
+        "row": ["row"] * 2,
+        "replicated": ["replicated"] * 2,
+        "hot rows": ["row"] * 2,
     }
 
 

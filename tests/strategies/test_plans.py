@@ -150,10 +150,10 @@ def test_tables_are_on_the_ranks_of_the_plan(strategy):
         )
     engines = {t.table: t.engine for t in layer.placement.tables}
     assert engines == {
-        "big": "sharded",
-        "cut": "by column",
-        "whole": "by column",
-        "small": "mirrored",
+        "big": "row",
+        "cut": "column",
+        "whole": "table",
+        "small": "replicated",
     }
     [engine] = [
         e for e in layer._engine_layer.engine._engines if hasattr(e, "slices")
@@ -231,7 +231,7 @@ def test_a_layer_that_differs_from_its_plan_says_so(strategy):
         for text in texts:
             assert text in str(warning.message)
         assert "Table 'cut'" not in str(warning.message) or optimizer == "adam"
-        assert {t.engine for t in layer.placement.tables} == {"sharded"}
+        assert {t.engine for t in layer.placement.tables} == {"row"}
 
 
 def test_a_plan_of_other_replicas_is_refused(strategy):

@@ -71,7 +71,7 @@ def test_replicas_share_large_tables_and_copy_small_ones(strategy):
             -(-TABLES[name] // world)
         }
     engines = {t.table: t.engine for t in layer.placement.tables}
-    assert engines == {"user": "sharded", "item": "sharded", "hour": "mirrored"}
+    assert engines == {"user": "row", "item": "row", "hour": "replicated"}
     values = layer.get_embedding_tables()
     assert {n: v.shape[0] for n, v in values.items()} == TABLES
     _, expected = make()
@@ -88,7 +88,7 @@ def test_a_demanded_place_wins_over_the_size(strategy):
         layer = tfrs_embed.DistributedEmbedding(
             [tfrs_embed.FeatureConfig(t.name, t) for t in tables]
         )
-    assert [t.engine for t in layer.placement.tables] == ["sharded", "mirrored"]
+    assert [t.engine for t in layer.placement.tables] == ["row", "replicated"]
 
 
 @on("mirrored:2", tier="more")

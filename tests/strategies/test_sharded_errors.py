@@ -385,7 +385,7 @@ def test_a_table_can_ask_to_be_sharded(strategy):
             tfrs_embed.FeatureConfig("f", table), "sgd"
         )
     [entry] = layer.placement.tables
-    assert entry.engine == "sharded"
+    assert entry.engine == "row"
     assert entry.reason.startswith("placement='sharded'")
 
 

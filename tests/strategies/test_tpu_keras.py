@@ -342,7 +342,7 @@ def test_placement_on_sparse_cores(strategy):
     with strategy.scope():
         layer = tfrs_embed.PartialTPUEmbedding({"f": feature}, "sgd")
         [placed] = layer.placement.tables
-        assert placed.engine == "SparseCore"
+        assert placed.engine == "sparsecore"
         with pytest.raises(ValueError, match=r"'x': placement='sparsecore'"):
             tfrs_embed.PartialTPUEmbedding(
                 {"f": feature}, "sgd", embedding_feature=Hardware.UNSUPPORTED

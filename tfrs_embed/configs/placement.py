@@ -21,14 +21,18 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class ShardingType(enum.Enum):
-    """A way to hold and train tables; the value is its name for users."""
+    """A way to spread tables over devices.
+
+    The value is its name for users: that of a `placement` of `TableConfig`, if
+    there is one.
+    """
 
     KERAS = "Keras"
     ONE_DEVICE = "one device"
-    ROW_WISE = "sharded"
-    COLUMN_WISE = "by column"
-    DATA_PARALLEL = "mirrored"
-    SPARSE_CORE = "SparseCore"
+    ROW_WISE = "row"
+    COLUMN_WISE = "column"
+    DATA_PARALLEL = "replicated"
+    SPARSE_CORE = "sparsecore"
     EMBEDDING_CORE = "TPU embedding core"
     TPU_REPLICATED = "replicated on TPU"
 
@@ -381,4 +385,6 @@ def _engine_name(table: TableSpec, sharding: ShardingType) -> str:
     """Returns where a table's rows are and what holds them, for users."""
     if sharding is ShardingType.ONE_DEVICE and table.on_host:
         return "host"
+    if sharding is ShardingType.COLUMN_WISE and table.placement == "table":
+        return "table"
     return f"{sharding.value}{', by key' * (table.keys is not None)}"

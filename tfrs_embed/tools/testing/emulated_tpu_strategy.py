@@ -55,7 +55,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         ...         tfrs_embed.FeatureConfig("movie", table), "adagrad"
         ...     )
         >>> layer.placement.tables[0].engine
-        'SparseCore'
+        'sparsecore'
 
     A TPU needs `run` to be called in a `tf.function` that looks up or updates.
     Here a `tf.function` that is passed to `run` works too.
