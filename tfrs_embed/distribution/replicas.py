@@ -56,7 +56,131 @@ def of(strategy: tf.distribute.Strategy) -> Replicas:
     return _of_strategy[strategy]
 
 
-class Replicas:
+class Collectives:
+    """The collectives of a group of replicas, some of which this process runs.
+
+    Attributes:
+        world: the number of replicas.
+        sent: what each local replica sends, while it is counted.
+    """
+
+    world: int
+    sent: list[Sent]
+    _launchers: Sequence[Any]
+    # For each local replica its group's key, and the group's ranks in
+    # TensorFlow's order, which on GPUs depends on their interconnect.
+    _group_keys: list[int]
+    _orders: list[list[int]]
+
+    def all_to_all(
+        self,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any = 0,
+    ) -> tf.Tensor:
+        """Sends values[r] to rank r; returns what each rank sent here.
+
+        Values are [world, ...], of one shape on all replicas. A channel needs a
+        `bucket` for each shape. `replica` is the local replica that calls.
+        """
+        op, order = tf.raw_ops.CollectiveAllToAllV2, self._orders[replica]
+        ranks = list(range(self.world))
+        if order == ranks:
+            return self._move(op, replica, values, channel, bucket)
+        values = tf.gather(values, order)
+        sent = self._move(op, replica, values, channel, bucket)
+        return tf.gather(sent, [order.index(rank) for rank in ranks])
+
+    def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
+        """Returns the maximum of int64 or float32 values of a fixed shape."""
+        return self._reduce(replica, values, channel, "Max")
+
+    def sum(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
+        """Returns the sum of float32 values of a fixed shape; equal on all."""
+        return self._reduce(replica, values, channel, "Add")
+
+    def _reduce(
+        self, replica: int, values: tf.Tensor, channel: int, merge: str
+    ) -> tf.Tensor:
+        """Reduces all replicas' values by TensorFlow's `merge_op`."""
+        return self._launch(
+            tf.raw_ops.CollectiveReduceV2,
+            replica,
+            values,
+            channel,
+            merge_op=merge,
+            final_op="Id",
+        )
+
+    def gather(
+        self,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any = 0,
+    ) -> tf.Tensor:
+        """Returns replicas' [n, ...] values as [world * n, ...], in rank order.
+
+        The arguments are those of `all_to_all`.
+        """
+        op = tf.raw_ops.CollectiveGatherV2
+        return self._move(op, replica, values, channel, bucket)
+
+    def _move(
+        self,
+        op: Any,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any,
+    ) -> tf.Tensor:
+        """Launches a collective that moves values, and changes none."""
+        number = values.shape.num_elements()
+        size = tf.size(values, tf.int64) if number is None else number
+        size = size * values.dtype.size
+        kind = "all_gather"
+        if op is tf.raw_ops.CollectiveAllToAllV2:
+            # One message for each replica, this one too.
+            kind, size = "all_to_all", size // self.world
+        self.sent[replica].add(bytes=Collective(kind, size).sent(self.world))
+        if values.dtype == tf.bfloat16:
+            # TensorFlow has no bfloat16 collectives. Bits don't change, so
+            # another dtype of that size serves.
+            values = tf.bitcast(values, tf.float16)
+            found = self._launch(op, replica, values, channel, bucket)
+            return tf.bitcast(found, tf.bfloat16)
+        return self._launch(op, replica, values, channel, bucket)
+
+    def _launch(
+        self,
+        op: Any,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any = 0,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        launcher = self._launchers[replica]
+        self.sent[replica].add(1)
+        key = (
+            _FIRST_INSTANCE_KEY + channel * BUCKETS + tf.cast(bucket, tf.int32)
+        )
+        with tf.device(launcher._device):
+            return op(
+                input=values,
+                group_size=self.world,
+                group_key=self._group_keys[replica],
+                instance_key=key,
+                ordering_token=[launcher._ordering_token.handle],
+                communication_hint=launcher._options.implementation.value.lower(),
+                # A nonzero timeout would leak a thread per collective.
+                timeout_seconds=0,
+                **attributes,
+            )
+
+
+class Replicas(Collectives):
     """The replicas of a strategy, some of which this process runs.
 
     A local replica is named by its index in this process. A replica's index
@@ -64,23 +188,18 @@ class Replicas:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self.world: int = strategy.num_replicas_in_sync
+        self.world = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = [0] if self.world == 1 else None
         self._ids_by_rank: list[int] = list(range(self.world))
         # A single replica has no collectives.
         self._launchers = [] if self.world == 1 else _launchers(strategy)
         self.local = max(1, len(self._launchers))
-        # For each local replica its group's key, and the group's ranks in
-        # TensorFlow's order, which on GPUs depends on their interconnect.
-        self._group_keys: list[int] = [
-            each._group_key for each in self._launchers
-        ]
+        self._group_keys = [each._group_key for each in self._launchers]
         self._orders = [list(range(self.world))] * self.local
         self.devices: list[str] = [each._device for each in self._launchers]
         #: The channel of all verdicts.
         self.verdict_channel = self.allocate(1)
-        #: What each local replica sends, while `counting`.
         self.sent = [Sent() for _ in self._launchers]
 
     def operations(self, replica: int, training: bool) -> Stock:
@@ -220,27 +339,9 @@ class Replicas:
         if context is None or context.strategy is not self._strategy():
             return None
         if self.local > 1:
-            self._check_nesting(what)
+            _check_nesting(what, self.local)
         # The public property is a tensor in a traced function.
         return int(context._local_replica_id)
-
-    def _check_nesting(self, what: str) -> None:
-        """Refuses code that runs one local replica before another starts."""
-        thread = threading.current_thread()
-        if getattr(thread, "in_eager", tf.executing_eagerly()):
-            raise NotImplementedError(
-                f"{what} exchanges rows between {self.local} replicas of this "
-                "process, which must run at the same time; executing eagerly, "
-                "TensorFlow runs one after the other. Call strategy.run inside "
-                "a tf.function, and compile models with run_eagerly=False."
-            )
-        if any("While" in type(g).__name__ for g in _graphs_of_replica()):
-            raise NotImplementedError(
-                f"{what} is called in a loop inside the function that "
-                "strategy.run runs; with several replicas in one process "
-                "TensorFlow's collectives hang there. Put the loop around "
-                "strategy.run, as steps_per_execution does."
-            )
 
     @contextlib.contextmanager
     def counting(self, replica: int, counters: tf.Variable) -> Iterator[None]:
@@ -254,112 +355,24 @@ class Replicas:
         if added is not None:
             counters.assign_add(added)
 
-    def all_to_all(
-        self,
-        replica: int,
-        values: tf.Tensor,
-        channel: int,
-        bucket: Any = 0,
-    ) -> tf.Tensor:
-        """Sends values[r] to rank r; returns what each rank sent here.
 
-        Values are [world, ...], of one shape on all replicas. A channel needs a
-        `bucket` for each shape. `replica` is the local replica that calls.
-        """
-        op, order = tf.raw_ops.CollectiveAllToAllV2, self._orders[replica]
-        ranks = list(range(self.world))
-        if order == ranks:
-            return self._move(op, replica, values, channel, bucket)
-        values = tf.gather(values, order)
-        sent = self._move(op, replica, values, channel, bucket)
-        return tf.gather(sent, [order.index(rank) for rank in ranks])
-
-    def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the maximum of int64 or float32 values of a fixed shape."""
-        return self._reduce(replica, values, channel, "Max")
-
-    def sum(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the sum of float32 values of a fixed shape; equal on all."""
-        return self._reduce(replica, values, channel, "Add")
-
-    def _reduce(
-        self, replica: int, values: tf.Tensor, channel: int, merge: str
-    ) -> tf.Tensor:
-        """Reduces all replicas' values by TensorFlow's `merge_op`."""
-        return self._launch(
-            tf.raw_ops.CollectiveReduceV2,
-            replica,
-            values,
-            channel,
-            merge_op=merge,
-            final_op="Id",
+def _check_nesting(what: str, local: int) -> None:
+    """Refuses code that runs one local replica before another starts."""
+    thread = threading.current_thread()
+    if getattr(thread, "in_eager", tf.executing_eagerly()):
+        raise NotImplementedError(
+            f"{what} exchanges rows between {local} replicas of this "
+            "process, which must run at the same time; executing eagerly, "
+            "TensorFlow runs one after the other. Call strategy.run inside "
+            "a tf.function, and compile models with run_eagerly=False."
         )
-
-    def gather(
-        self,
-        replica: int,
-        values: tf.Tensor,
-        channel: int,
-        bucket: Any = 0,
-    ) -> tf.Tensor:
-        """Returns replicas' [n, ...] values as [world * n, ...], in rank order.
-
-        The arguments are those of `all_to_all`.
-        """
-        op = tf.raw_ops.CollectiveGatherV2
-        return self._move(op, replica, values, channel, bucket)
-
-    def _move(
-        self,
-        op: Any,
-        replica: int,
-        values: tf.Tensor,
-        channel: int,
-        bucket: Any,
-    ) -> tf.Tensor:
-        """Launches a collective that moves values, and changes none."""
-        number = values.shape.num_elements()
-        size = tf.size(values, tf.int64) if number is None else number
-        size = size * values.dtype.size
-        kind = "all_gather"
-        if op is tf.raw_ops.CollectiveAllToAllV2:
-            # One message for each replica, this one too.
-            kind, size = "all_to_all", size // self.world
-        self.sent[replica].add(bytes=Collective(kind, size).sent(self.world))
-        if values.dtype == tf.bfloat16:
-            # TensorFlow has no bfloat16 collectives. Bits don't change, so
-            # another dtype of that size serves.
-            values = tf.bitcast(values, tf.float16)
-            found = self._launch(op, replica, values, channel, bucket)
-            return tf.bitcast(found, tf.bfloat16)
-        return self._launch(op, replica, values, channel, bucket)
-
-    def _launch(
-        self,
-        op: Any,
-        replica: int,
-        values: tf.Tensor,
-        channel: int,
-        bucket: Any = 0,
-        **attributes: Any,
-    ) -> tf.Tensor:
-        launcher = self._launchers[replica]
-        self.sent[replica].add(1)
-        key = (
-            _FIRST_INSTANCE_KEY + channel * BUCKETS + tf.cast(bucket, tf.int32)
+    if any("While" in type(g).__name__ for g in _graphs_of_replica()):
+        raise NotImplementedError(
+            f"{what} is called in a loop inside the function that "
+            "strategy.run runs; with several replicas in one process "
+            "TensorFlow's collectives hang there. Put the loop around "
+            "strategy.run, as steps_per_execution does."
         )
-        with tf.device(launcher._device):
-            return op(
-                input=values,
-                group_size=self.world,
-                group_key=self._group_keys[replica],
-                instance_key=key,
-                ordering_token=[launcher._ordering_token.handle],
-                communication_hint=launcher._options.implementation.value.lower(),
-                # A nonzero timeout would leak a thread per collective.
-                timeout_seconds=0,
-                **attributes,
-            )
 
 
 def _graphs_of_replica() -> Iterator[Any]:
