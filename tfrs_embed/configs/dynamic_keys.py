@@ -144,7 +144,7 @@ class DynamicKeys:
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
             least frequent, and of these the longest unused; a `TimeToLive`;
-            None. Of equal keys the smallest goes.
+            None. Among equal keys the smallest goes.
         when_full: what a step does that needs more rows than there are: "evict"
             takes rows from other keys; "grow" doubles the rows, up to max_rows,
             and then evicts if there is an eviction rule; "error" fails and

@@ -23,8 +23,8 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 class ShardingType(enum.Enum):
     """A way to spread tables over devices.
 
-    The value is its name for users: that of a `placement` of `TableConfig`, if
-    there is one.
+    The value is its name for users, and equals the `placement` of `TableConfig`
+    that asks for it, if there is one.
     """
 
     KERAS = "Keras"

@@ -79,8 +79,8 @@ def agreed_max(
     longest = replicas.max(
         replica, tf.concat([tf.stack(sizes), both], 0), channel
     )
-    # In a branch: an assertion outside would wait for those of other replicas,
-    # which wait for this one.
+    # The assertion is in a branch: outside it would wait for the assertions of
+    # other replicas, which wait for this one.
     return tf.cond(
         tf.equal(longest[-2], -longest[-1]),
         lambda: longest[:-2],

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfrs_embed.distribution import agreement
 from tfrs_embed.distribution.agreement import Facts
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.ops.checks import Early
+from tfrs_embed.ops.checks import EarlyLookup
 
 #: The most sizes in a verdict: all verdicts of a strategy have one shape.
 MOST_SIZES = 12
@@ -38,7 +38,7 @@ class ReplicaConsensus:
     doing: str
 
     def agree(
-        self, ok: tf.Tensor, early: Early | None = None
+        self, ok: tf.Tensor, early: EarlyLookup | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Whether `ok` on all replicas; fails if they call different layers.
 

@@ -165,7 +165,7 @@ def _differences(mine: Any, theirs: Any) -> Iterator[str]:
             for leaves in (here, there)
         )
         if one != other:
-            # Of a long value, its begin.
+            # Only the begin of a long value.
             yield f"{path} is {one:.200} here, {other:.200} there"
 
 

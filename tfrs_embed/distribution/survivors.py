@@ -28,8 +28,8 @@ _ERRORS = (
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
 )
-# How long a worker stays. The service passes its report on at once; without the
-# service, others find out by heartbeats, about 5 s apart.
+# How long a worker stays. The service passes its report on immediately;
+# without the service, others find out by heartbeats, about 5 s apart.
 _TOLD_S, _UNTOLD_S = 1, 5
 # The first worker stays up to this long, while others need the service.
 _LAST_S = 10

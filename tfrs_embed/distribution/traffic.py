@@ -53,8 +53,8 @@ class Traffic:
     Attributes:
         collectives: collectives that it took part in.
         bytes: bytes of keys, rows, vectors and gradients sent to other
-            replicas, padding included. Of what goes to all replicas alike, in
-            all-gathers, the bytes that it gives to them, once.
+            replicas, padding included. What all-gathers send to all replicas
+            alike counts once.
         unique_keys: unique keys looked up in tables by row; ids of those that
             are exchanged by vectors, and of tables by columns.
     """

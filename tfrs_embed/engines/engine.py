@@ -14,7 +14,7 @@ from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Consensus, Early
+from tfrs_embed.ops.checks import Consensus, EarlyLookup
 from tfrs_embed.ops.inputs import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.table_state import TableState
@@ -27,8 +27,8 @@ class LookupCall(NamedTuple):
         bags: each feature's bags, in the order of the engine's features.
         training: whether the tables are about to be updated.
         dtype: the dtype that the activations will be cast to.
-        begun: the result of `Early.finish` of this lookup; None: it has not
-            begun.
+        begun: what `EarlyLookup.finish` returned for this lookup; None: it has
+            not begun.
     """
 
     bags: Sequence[BaggedIds]
@@ -183,7 +183,7 @@ class Together(abc.ABC):
     def consensus(self, training: bool = False) -> Consensus | None:
         """The consensus on a lookup's ids; None outside of replicas."""
 
-    def begin(self, ids: UncheckedIds, training: bool) -> Early | None:
+    def begin(self, ids: UncheckedIds, training: bool) -> EarlyLookup | None:
         """Begins a lookup before its ids are known to be valid, if possible.
 
         The replicas then agree on validity and on the lookup's sizes together.

@@ -248,7 +248,7 @@ class RowInput:
     def send(
         self, replica: int, asked: Asked, longest: tf.Tensor, training: bool
     ) -> Asked:
-        """Sends keys, and receives those of others.
+        """Sends keys, and receives the keys of other replicas.
 
         `longest` is the maximum of all replicas' `RowExchange.sizes`.
         """

@@ -44,7 +44,7 @@ from tfrs_embed.engines.row_distribution import (
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
-from tfrs_embed.ops.checks import Early
+from tfrs_embed.ops.checks import EarlyLookup
 from tfrs_embed.ops.inputs import UncheckedIds
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.sharded import Part
@@ -244,7 +244,7 @@ class RowWiseEngine(CollectiveEngine):
             by_vectors, asked, [*self._row_exchange.sizes(asked.routes), most]
         )
 
-    def begin(self, ids: UncheckedIds, training: bool) -> Early | None:
+    def begin(self, ids: UncheckedIds, training: bool) -> EarlyLookup | None:
         replica = self._replicas.current(self._name)
         given = [each.feature for each in ids.parsed]
         place = {id(feature): i for i, feature in enumerate(given)}
@@ -273,7 +273,7 @@ class RowWiseEngine(CollectiveEngine):
             i is not None and ids.parsed[i].weights is not None for i in mine
         ]
         facts = self._vectors.facts(begun.by_vectors, bags, have_weights)
-        return Early(tf.nest.flatten(parts), begun.sizes, facts, finish)
+        return EarlyLookup(tf.nest.flatten(parts), begun.sizes, facts, finish)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]

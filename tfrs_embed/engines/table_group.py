@@ -112,7 +112,7 @@ class TableGroup:
         if len(ids) == 1:
             [turn], [first], [keys] = turns, firsts, ids
         else:
-            # All features at once: tracing an operation takes as long as
+            # All features together: tracing an operation takes as long as
             # numbering many ids.
             splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
             feature = bag_of_id(splits)

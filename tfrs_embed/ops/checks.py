@@ -35,7 +35,7 @@ def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
-class Early(NamedTuple):
+class EarlyLookup(NamedTuple):
     """The first part of a lookup whose ids are not known to be valid yet.
 
     Attributes:
@@ -43,24 +43,15 @@ class Early(NamedTuple):
         sizes: scalars int64, of which the lookup needs the largest of all
             replicas'.
         facts: facts that must be equal on all replicas, for the consensus.
-        finish: takes the tensors and the largest sizes, as they are `Agreed`;
-            returns a value for the rest of the lookup.
+        finish: takes the tensors, and the largest sizes, [sizes] int64, which
+            in a traced function exist only if the ids of all replicas are
+            valid; returns a value for the rest of the lookup.
     """
 
     tensors: list[tf.Tensor]
     sizes: list[tf.Tensor]
     facts: Any
     finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
-
-
-class Agreed(NamedTuple):
-    """The tensors of an `Early`, and the largest sizes, [sizes] int64.
-
-    In a traced function they exist only if the ids of all replicas are valid.
-    """
-
-    tensors: list[tf.Tensor]
-    longest: Any
 
 
 class Consensus(Protocol):
@@ -71,7 +62,7 @@ class Consensus(Protocol):
     """
 
     def agree(
-        self, ok: tf.Tensor, early: Early | None = None
+        self, ok: tf.Tensor, early: EarlyLookup | None = None
     ) -> tuple[tf.Tensor, Any]: ...
 
     def text(self, text: tf.Tensor) -> tf.Tensor: ...
@@ -146,11 +137,12 @@ class Checks:
         return self.guard_with(tensors)[0]
 
     def guard_with(
-        self, tensors: Sequence[tf.Tensor], early: Early | None = None
+        self, tensors: Sequence[tf.Tensor], early: EarlyLookup | None = None
     ) -> tuple[list[tf.Tensor], Any]:
-        """Guards tensors, and those of `early`; also returns largest sizes.
+        """Guards tensors, and the tensors of `early` after them.
 
-        See `Agreed`. Without a consensus there are no sizes.
+        Also returns the largest of all replicas' sizes of `early`; None without
+        a consensus.
         """
         self._join()
         tensors = [*tensors, *(early.tensors if early else [])]
@@ -179,7 +171,7 @@ class Checks:
         return [found[i] for i in range(len(tensors))], longest
 
     def _guard(
-        self, tensors: Sequence[tf.Tensor], early: Early | None
+        self, tensors: Sequence[tf.Tensor], early: EarlyLookup | None
     ) -> tuple[list[tf.Tensor], Any]:
         consensus, longest = self.consensus, None
         oks = self._oks() or [tf.constant(True)]

@@ -10,7 +10,7 @@ from tfrs_embed.compat import strategies
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import hashed_rows
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Checks, Consensus, Early
+from tfrs_embed.ops.checks import Checks, Consensus, EarlyLookup
 from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
@@ -35,7 +35,7 @@ class UncheckedIds:
         """Groups the ids as they are, without weights and scales."""
         return group(self.parsed, self.layouts, bare=True)
 
-    def agree(self, early: Early | None) -> tuple[list[BaggedIds], Any]:
+    def agree(self, early: EarlyLookup | None) -> tuple[list[BaggedIds], Any]:
         """Returns the bags, and what `early.finish` returns, of valid ids."""
         agreed = guard(self.parsed, self.checks, early)
         begun = early.finish(*agreed) if early else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import of_one_dtype
-from tfrs_embed.ops.checks import Agreed, Checks, Condition, Early
+from tfrs_embed.ops.checks import Checks, Condition, EarlyLookup
 from tfrs_embed.ops.grouping import Layouts
 from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.parsed_ids import ParsedIds
@@ -94,9 +95,14 @@ def require_valid(
 
 
 def guard(
-    parsed: Sequence[ParsedIds], checks: Checks, early: Early | None = None
-) -> Agreed:
-    """Guards the parsed tensors and `early`'s; returns those of `early`."""
+    parsed: Sequence[ParsedIds],
+    checks: Checks,
+    early: EarlyLookup | None = None,
+) -> tuple[list[tf.Tensor], Any]:
+    """Guards the parsed tensors; returns those of `early`, and the sizes.
+
+    See `Checks.guard_with`.
+    """
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
         (each, name)
@@ -108,4 +114,4 @@ def guard(
     guarded, longest = checks.guard_with(tensors, early)
     for (each, name), tensor in zip(places, guarded, strict=False):
         setattr(each, name, tensor)
-    return Agreed(guarded[len(places) :], longest)
+    return guarded[len(places) :], longest

@@ -23,7 +23,7 @@ class CompositeVariable(Trackable):
 
     Attributes:
         on_read: passed each value that is read as a tensor, to return it; None:
-            nobody asks. As that of `UnmirroredVariable`.
+            nobody asks. `UnmirroredVariable` has it too.
     """
 
     on_read: Callable[[tf.Tensor], tf.Tensor] | None = None
@@ -86,7 +86,7 @@ class CompositeVariable(Trackable):
         elif self.workers > 1 or strategies.in_tpu_replica():
             value = CompositeVariable._read_in_graph(self)  # The error.
         else:
-            # Of all replicas together: none has updated its part yet.
+            # All replicas read together: none has updated its part yet.
             context = tf.distribute.get_replica_context()
             read = self._read_in_graph
             value = context.merge_call(lambda _: read()) if context else read()

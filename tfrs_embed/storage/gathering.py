@@ -11,7 +11,7 @@ from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
-# A shard sends at most this many numbers of 64 bits at once: 16 MiB.
+# A shard sends at most this many numbers of 64 bits in a block: 16 MiB.
 _LARGEST = 1 << 21
 
 

@@ -1,7 +1,7 @@
 """The initial rows of keys, each computed from the key and the table's seed.
 
 A key starts with the same values at any time, on any row and replica, also
-after an eviction. An initializer makes many rows at once, so this module draws
+after an eviction. An initializer makes many rows together, so this module draws
 from the initializer's distribution instead: number j of key k is a hash of
 (seed, k, j), taken for a uniform number and mapped to the distribution.
 

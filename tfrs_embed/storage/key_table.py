@@ -210,8 +210,8 @@ class KeyTable:
     def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
         """Returns vectors, [n, dim], with zeros where a row changed its key.
 
-        The vectors were read from the rows after `lookup`. Those of keys in
-        spills replace them.
+        The vectors were read from the rows after `lookup`. Vectors from
+        spills replace the vectors of their keys.
         """
         with tf.control_dependencies(graphs.here([vectors])):
             rows, changed = self.check(found)
@@ -269,7 +269,7 @@ class KeyTable:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
         return self._run("info")
 
-    # Of one table.
+    # For a KeyTable of one table.
 
     def numbers(self) -> KeyNumbers:
         """Returns the table's numbers."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tfrs_embed.storage.growing_rows import GrowingRows
     from tfrs_embed.storage.spill import Spill
 
-# How many numbers of initial values are made at once between steps.
+# Initial values are made in blocks of this many numbers between steps.
 _BLOCK_ELEMENTS = 1 << 20
 
 

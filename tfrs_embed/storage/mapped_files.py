@@ -128,7 +128,7 @@ class TableFiles:
             try:
                 found = strict_json.parse(text, f"'{path}'")
             except ValueError:
-                # Of another program.
+                # Another program wrote it.
                 found = text[:80].decode(errors="replace")
             if found != about:
                 raise ValueError(
@@ -265,7 +265,8 @@ class FileRows(MemoryRows):
 def in_memory(table: TableSpec) -> tuple[int, int]:
     """Returns how many bytes of a table's files are in memory, and are dirty.
 
-    Those of all of this process's devices. Dirty ones are to be written yet.
+    The files are those of all devices of this process. Dirty bytes are still
+    to be written to the disk.
     """
     assert table.storage is not None
     folder = f" {os.path.join(*_folders(table, None)[:2])}/"

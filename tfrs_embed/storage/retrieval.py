@@ -426,7 +426,7 @@ def _rows_of_keys(shard: KeyedShard) -> _Rows:
     # Imported here, as few tables have keys.
     from tfrs_embed.storage.keyed_shard import KeyedShards
 
-    # In their order equal scores are those of lower keys first.
+    # Keys are sorted, so that among equal scores the lower key is first.
     keys = tf.sort(shard.key_table.export().keys)
     alone = KeyedShards([shard])
 

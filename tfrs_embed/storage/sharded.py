@@ -74,7 +74,7 @@ class Part(NamedTuple):
         return max(0, first), min(len(self.rows), end)
 
     def write(self, variable: tf.Variable, start: int, rows: tf.Tensor) -> None:
-        """Writes to the variable those of [n, dim] or [n] table rows it holds.
+        """Writes the table's rows, [n, dim] or [n], that the variable holds.
 
         `start` is the first row's index in the table. `rows` have all columns;
         the variable's columns beyond the table's are set to zero.

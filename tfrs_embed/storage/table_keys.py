@@ -38,7 +38,7 @@ class TableKeys:
     """A table's keys, counters and rows, of this process's shards.
 
     Its parts have names: "keys", "frequency", "last_used", "candidates",
-    "parameters" and those of slots. `names` are those of parameters and slots.
+    "parameters" and the slots' names. `names` are "parameters" and the slots.
     Errors name the table as `owner`.
     """
 

@@ -90,7 +90,7 @@ class _HostTable(ShardedVariable):
     """A table or a slot, whose image on the hosts is copied from the cores.
 
     `variable` is TensorFlow's, sharded over the hosts; `embedding` is
-    TensorFlow's object, which copies all tables at once.
+    TensorFlow's object, which copies all tables together.
     """
 
     def __init__(
