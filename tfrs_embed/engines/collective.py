@@ -70,14 +70,11 @@ class CollectiveEngine(Engine, Together):
     _copied = False
 
     def __init__(self, options: EngineOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, Moments())
         self._replicas = replicas.of(options.strategy)
         self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None
-        self._moments = Moments()
-        for state in self.states.values():
-            state.moments = self._moments
         # Actions that workers have compared.
         self._compared: set[str] = set()
         self._traffic: list[tf.Variable] = []
@@ -98,6 +95,7 @@ class CollectiveEngine(Engine, Together):
         """Creates the variables, on all workers in the same order."""
         self._number = self._replicas.count("layers")
         self._norms_channel = self._replicas.allocate(1)
+        assert self._moments is not None
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
                 self._rows_on_shard,
@@ -110,7 +108,7 @@ class CollectiveEngine(Engine, Together):
         self._step = CompositeStep(steps, self._strategy)
         stores = [shard.store for shard in self._shards]
         for state in self.states.values():
-            if not self._expose_keys(state, stores, self._replicas):
+            if not self._expose_keys(state, stores):
                 self._fill(state.spec)
                 self._expose(state)
         self._follow_step()
@@ -175,16 +173,20 @@ class CollectiveEngine(Engine, Together):
         """Adds a table's variables, as one for all shards, to its state."""
         table = state.spec
         held = self._held(self._parts(table))
-        state.sources = [
-            (part, shard.store)
-            for part, shard in (held[:1] if self._copied else held)
-        ]
+        exchange = None
         if self._replicas.workers > 1 and not self._copied:
             # One process doesn't need it.
             from tfrs_embed.storage.retrieval import Exchange
 
             parts = self._parts(table)
-            state.exchange = Exchange(self._replicas, parts, table.name)
+            exchange = Exchange(self._replicas, parts, table.name)
+        state.hold(
+            [
+                (part, shard.store)
+                for part, shard in (held[:1] if self._copied else held)
+            ],
+            exchange,
+        )
         slots = state.rule_slots.items()
         rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
@@ -17,6 +16,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, EarlyLookup
 from tfrs_embed.ops.inputs import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.table_state import TableState
 
 
@@ -52,7 +52,11 @@ class Engine(abc.ABC):
             variables: `tf.Variable`s, or objects like one for tables in parts.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(
+        self, options: EngineOptions, moments: Moments | None = None
+    ) -> None:
+        """`moments` numbers changes of tables; None: they aren't tracked."""
+        self._moments = moments
         self._name = options.name
         self._strategy = options.strategy
         self._pipelined = options.pipelined
@@ -61,11 +65,11 @@ class Engine(abc.ABC):
         self.tables = tuple(tables.values())
         self.optimizers = {name: options.optimizers[name] for name in tables}
         self.states = {
-            name: _make_state(table, self.optimizers[name])
+            name: _make_state(
+                table, self.optimizers[name], options.strategy, moments
+            )
             for name, table in tables.items()
         }
-        for state in self.states.values():
-            state.strategy = options.strategy
 
     @abc.abstractmethod
     def build(self) -> None:
@@ -76,9 +80,7 @@ class Engine(abc.ABC):
             RuntimeError: other workers build other tables.
         """
 
-    def _expose_keys(
-        self, state: TableState, stores: Sequence[Any], replicas: Replicas
-    ) -> bool:
+    def _expose_keys(self, state: TableState, stores: Sequence[Any]) -> bool:
         """Adds its keys' variables to a table's state; False: it has no keys.
 
         `stores` are those of this process.
@@ -86,7 +88,7 @@ class Engine(abc.ABC):
         if state.spec.keys is None:
             return False
         dynamic: Any = state
-        dynamic.expose(stores, replicas, self._strategy, self.step)
+        dynamic.expose(stores, self.step)
         return True
 
     def _follow_step(self) -> None:
@@ -206,12 +208,15 @@ def refuse_to_train(text: str) -> None:
 
 
 def _make_state(
-    spec: TableSpec, optimizer: TableOptimizer | None
+    spec: TableSpec,
+    optimizer: TableOptimizer | None,
+    strategy: tf.distribute.Strategy,
+    moments: Moments | None,
 ) -> TableState:
     """Makes the state of a table."""
     if spec.keys is None:
-        return TableState(spec, optimizer)
+        return TableState(spec, optimizer, strategy, moments)
     # Imported here, as few tables have keys.
     from tfrs_embed.storage.dynamic_table import DynamicTable
 
-    return DynamicTable(spec, optimizer)
+    return DynamicTable(spec, optimizer, strategy, moments)

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
@@ -35,23 +34,21 @@ class OneDeviceEngine(Engine):
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        super().__init__(options)
+        super().__init__(options, Moments())
         self._on_host = any(t.on_host for t in self.tables)
         device = HOST if self._on_host else options.device
         self._shard = Shard(self.tables, self.optimizers, device)
-        self._moments = Moments()
-        for state in self.states.values():
-            state.moments = self._moments
 
     def build(self) -> None:
         self._shard.build(lambda t: t.vocabulary_size, layer=self._name)
         store = self._shard.store
+        assert self._moments is not None
         self._moments.add(store)
         for name, state in self.states.items():
-            if self._expose_keys(state, [store], replicas.of(self._strategy)):
+            if self._expose_keys(state, [store]):
                 continue
             whole = Part(range(state.spec.vocabulary_size))
-            state.sources = [(whole, store)]
+            state.hold([(whole, store)])
             variables = store.variables(name)
             self._fill(state.spec, variables[PARAMETERS])
             for key, variable in variables.items():

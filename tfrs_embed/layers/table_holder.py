@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -171,11 +170,11 @@ class TableHolder(Layer):
             )
             self._keras_layers[in_saved_model(table.name)] = layer
             self.tables.add(TableState(table))
-        for state in self.tables.values():
-            state.layer = weakref.ref(self)
-        for feature in spec.features:
-            if feature.hashing is not None:
-                self.tables[feature.table.name].hashed_by = str(feature)
+        hashed_by = {
+            f.table.name: str(f) for f in spec.features if f.hashing is not None
+        }
+        for name, state in self.tables.items():
+            state.belong_to(self, hashed_by.get(name))
 
     def _warn_of_training(self, small: list[str]) -> None:
         """Warns that the model trains small tables if the layer doesn't."""

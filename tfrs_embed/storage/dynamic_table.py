@@ -12,7 +12,7 @@ from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS, Changed
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -22,6 +22,7 @@ from tfrs_embed.storage.key_rules import ABSENT, SPILLED, LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_variable import KeyedVariable
+from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 from tfrs_embed.storage.table_state import TableState
@@ -47,37 +48,42 @@ class DynamicTable(TableState):
     Args:
         spec: the table.
         optimizer: the table's optimizer; None: the table is not trained.
+        strategy: the strategy under which it is made.
+        moments: numbers the moments of changes.
 
     Raises:
         ValueError: the initializer can't make the row of a single key.
     """
 
-    def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
-        super().__init__(spec, optimizer)
+    def __init__(
+        self,
+        spec: TableSpec,
+        optimizer: TableOptimizer | None,
+        strategy: tf.distribute.Strategy,
+        moments: Moments | None,
+    ) -> None:
+        super().__init__(spec, optimizer, strategy, moments)
         initial_key_values.maker(spec)  # For its errors, before it is built.
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
 
-    def expose(
-        self,
-        stores: Sequence[KeyedRows],
-        replicas: Replicas,
-        strategy: tf.distribute.Strategy,
-        step: Any,
-    ) -> None:
+    def expose(self, stores: Sequence[KeyedRows], step: Any) -> None:
         """Creates what users and checkpoints see of this process's shards.
 
         Values of a checkpoint that was read before are written now. `step` is
         the engine's number of updates.
         """
-        shards = [store.shards[self.spec.name] for store in stores]
-        self.shards = shards
-        if replicas.workers > 1:
+        assert self.strategy is not None
+        shared, exchange = replicas.of(self.strategy), None
+        if shared.workers > 1:
             from tfrs_embed.storage.retrieval import Exchange
 
-            self.exchange = Exchange(replicas, None, self.spec.name)
-        self._rows = TableKeys(self.spec, shards, replicas)
-        self.sources = [(Part(range(0)), store) for store in stores]
+            exchange = Exchange(shared, None, self.spec.name)
+        shards = [store.shards[self.spec.name] for store in stores]
+        self.hold(
+            [(Part(range(0)), store) for store in stores], exchange, shards
+        )
+        self._rows = TableKeys(self.spec, shards, shared)
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
         assert self.spec.keys is not None
@@ -86,7 +92,11 @@ class DynamicTable(TableState):
         parts = [KEYS, *self._rows.names]
         for part in parts + [*COUNTERS, CANDIDATES] * counted:
             variable = KeyedVariable(
-                self.spec.name, part, self._rows, self._checkpoint, strategy
+                self.spec.name,
+                part,
+                self._rows,
+                self._checkpoint,
+                self.strategy,
             )
             self.add(part, variable)
         assert self.moments is not None

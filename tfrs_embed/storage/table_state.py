@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,11 +54,13 @@ class TableState(Trackable, Changing):
     Args:
         spec: the table.
         optimizer: the table's optimizer; None: no engine trains it.
+        strategy: the strategy under which it is made; None: a Keras layer holds
+            the table.
+        moments: numbers the moments of changes; None: a Keras layer or a TPU
+            holds the table.
 
     Attributes:
         rule_slots: the slots of the optimizer's rule, by name.
-        moments: numbers the moments of changes; None: a Keras layer or a TPU
-            holds the table.
         sources: the parts of the table that this process holds, each row once,
             and the stores that hold them.
         shards: the shards of keys that this process holds, of a table of keys.
@@ -73,12 +76,17 @@ class TableState(Trackable, Changing):
     shards: Sequence[KeyedShard] = ()
 
     def __init__(
-        self, spec: TableSpec, optimizer: TableOptimizer | None = None
+        self,
+        spec: TableSpec,
+        optimizer: TableOptimizer | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+        moments: Moments | None = None,
     ) -> None:
         self.spec = spec
+        self.strategy = strategy
         self.variables: dict[str, Any] = {}
         self.rule_slots = optimizer.rule.slots() if optimizer else {}
-        self.moments: Moments | None = None
+        self.moments = moments
         self.sources: Sequence[tuple[Part, RowStore]] = ()
         self._growing = False
         self._saved: dict[str, Saved] = {}
@@ -98,6 +106,20 @@ class TableState(Trackable, Changing):
                 "layer.table_optimizers."
             )
         super().__setattr__(name, value)
+
+    def hold(
+        self,
+        sources: Sequence[tuple[Part, RowStore]],
+        exchange: Exchange | None = None,
+        shards: Sequence[KeyedShard] = (),
+    ) -> None:
+        """Says where this process holds the table; see the attributes."""
+        self.sources, self.exchange = sources, exchange
+        self.shards = shards
+
+    def belong_to(self, layer: Any, hashed_by: str | None) -> None:
+        """Says whose table it is; see the attributes."""
+        self.layer, self.hashed_by = weakref.ref(layer), hashed_by
 
     def add(self, name: str, variable: Any) -> None:
         """Adds the variable `name`: "parameters" or a slot's name."""
