@@ -183,140 +183,12 @@ def test_a_layer_may_be_called_as_its_parts_are(
         assert contents["others"] == []
 
 
-def diff_json(a, b, capsys):
-    assert main(["diff", str(a), str(b), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("block_bytes", [bundle.BLOCK_BYTES, 50])
-def test_diff_counts_changed_rows(
-    block_bytes, tmp_path, values, capsys, monkeypatch
-):
-    monkeypatch.setattr(bundle, "BLOCK_BYTES", block_bytes)
-    values[5] = np.nan
-    before = {"dense": tf.Variable([1.0, np.nan]), "old": tf.Variable(1)}
-    a = save(tmp_path / "a", values, **before, same=tf.Variable(["x"]))
-    values[7] += [3, 0, 4, 0]
-    values[8] += [0, 0, 0, 1]
-    values[9, 0] = np.inf
-    more = np.concatenate([values, values[:2]])
-    after = {"dense": tf.Variable([2.0, np.nan]), "new": tf.Variable(1)}
-    b = save(tmp_path / "b", more, **after, same=tf.Variable(["x"]))
-    found = diff_json(a, b, capsys)
-    assert (found["a"], found["b"]) == (a, b)
-    [large] = [t for t in found["tables"] if t["path"] == "layer/large"]
-    assert (large["rows"], large["only_a"], large["only_b"]) == (300, 0, 2)
-    assert large["columns"]["parameters"] == {
-        "changed": 3,
-        "mean_distance": pytest.approx(3, rel=1e-6),
-        "max_distance": pytest.approx(5, rel=1e-6),
-    }
-    assert large["columns"]["accumulators"]["changed"] == 0
-    assert found["others"] == ["dense"]
-    assert (found["others_only_a"], found["others_only_b"]) == (
-        ["old"],
-        ["new"],
-    )
-    assert found["steps"] == {}
-
-    assert main(["diff", a, b]) == 0
-    text = capsys.readouterr().out
-    assert re.search(r"layer/large +parameters +300 +0 +2 +3 +3 +5\n", text)
-    assert "Differs: 'dense'" in text
-    assert "Only in A: 'old'" in text
-
-
-def test_diff_finds_nothing_in_equal_checkpoints(tmp_path, values, capsys):
-    path = save(tmp_path / "a", values)
-    found = diff_json(path, path, capsys)
-    changed = [
-        column["changed"]
-        for table in found["tables"]
-        for column in table["columns"].values()
-    ]
-    assert changed == [0] * len(changed)
-    for name, nothing in found.items():
-        if name not in ("a", "b", "tables"):
-            assert not nothing, name
-
-
-def test_diff_names_other_slots_and_steps(tmp_path, values, capsys):
-    a = save(tmp_path / "a", values)
-    b = save(tmp_path / "b", values, "adam")
-    found = diff_json(a, b, capsys)
-    [large] = [t for t in found["tables"] if t["path"] == "layer/large"]
-    assert large["columns_only_a"] == ["accumulators"]
-    assert large["columns_only_b"] == ["momenta", "velocities"]
-    assert main(["diff", a, b]) == 0
-    text = capsys.readouterr().out
-    assert "Only in B: momenta of 'layer/large'" in text
-
-
-def save_keys(path, keys, rows):
-    """A checkpoint of a table of keys, in this order."""
-    table, layer = tf.Module(), tf.Module()
-    table.keys = tf.Variable(keys, dtype=tf.int64)
-    table.frequency = tf.Variable(tf.range(len(keys), dtype=tf.int64))
-    table.parameters = tf.Variable(rows, dtype=tf.float32)
-    layer.table = table
-    return tf.train.Checkpoint(layer=layer).save(str(path))
-
-
-@pytest.mark.parametrize("block_bytes", [bundle.BLOCK_BYTES, 50])
-def test_diff_matches_keys(block_bytes, tmp_path, capsys, monkeypatch):
-    keys = np.arange(-50, 50) * 3
-    rows = np.random.default_rng(0).random((100, 3)).astype(np.float32)
-    a = save_keys(tmp_path / "a", keys, rows)
-    rows[10] += [0, 3, 4]
-    order = np.random.default_rng(1).permutation(100)[:90]
-    # Keys and rows in another order, ten fewer and two others.
-    order = np.append(order[order != 10], 10)
-    b = save_keys(
-        tmp_path / "b",
-        [1, *keys[order], 2],
-        [rows[0], *rows[order], rows[0]],
-    )
-    monkeypatch.setattr(bundle, "BLOCK_BYTES", block_bytes)
-    [table] = diff_json(a, b, capsys)["tables"]
-    both = len(order)
-    assert table["rows"] == both
-    assert (table["only_a"], table["only_b"]) == (100 - both, 2)
-    assert table["columns"]["parameters"] == {
-        "changed": 1,
-        "mean_distance": pytest.approx(5, rel=1e-6),
-        "max_distance": pytest.approx(5, rel=1e-6),
-    }
-    changed = int((np.arange(1, both + 1) != order).sum())
-    assert table["columns"]["frequency"]["changed"] == changed
-    # The tables have no key in common.
-    c = save_keys(tmp_path / "c", [1, 2], rows[:2])
-    [table] = diff_json(a, c, capsys)["tables"]
-    assert (table["rows"], table["only_a"], table["only_b"]) == (0, 100, 2)
-
-
-def test_diff_of_what_cannot_be_compared(tmp_path, values, capsys):
-    keyed = save_keys(tmp_path / "keyed", [1, 2], values[:2])
-    wider = save_keys(tmp_path / "wider", [1, 2], values[:2, :3])
-    [table] = diff_json(keyed, wider, capsys)["tables"]
-    assert table["columns"]["parameters"]["changed"] is None
-    layer, table = tf.Module(), tf.Module()
-    layer.table, table.parameters = table, tf.Variable(values)
-    ids = tf.train.Checkpoint(layer=layer).save(f"{tmp_path}/ids")
-    assert main(["diff", keyed, ids]) == 1
-    assert "'layer' has keys in one of the" in capsys.readouterr().err
-    assert main(["diff", keyed, f"{tmp_path}/none"]) == 2
-    assert "There is no checkpoint" in capsys.readouterr().err
-
-
 def test_the_input_of_fit_is_no_table(tmp_path, capsys):
     position = tfrs_embed.checkpoint.FitPosition()
     position._follow(iter(tf.data.Dataset.range(9)), resumes=False)
     a = tf.train.Checkpoint(position=position).save(f"{tmp_path}/a")
-    position.step = 3
-    b = tf.train.Checkpoint(position=position).save(f"{tmp_path}/b")
     names = [other["name"] for other in inspect_json(a, capsys)["others"]]
     assert "position/numbers" in names
-    assert diff_json(a, b, capsys)["others"] == ["position/numbers"]
 
 
 def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
@@ -505,14 +377,12 @@ def test_terminals_get_no_controls_of_names_in_files(tmp_path, capsys):
         return str(path)
 
     a = save(tmp_path / f"a{HIDDEN[:-1]}.weights.h5", "", 3)
-    b = save(tmp_path / "b.weights.h5", "", 4)
     c = save(tmp_path / "c.weights.h5", "c", 4)
     progress.set_mode("log")
     try:
         for arguments, status in [
             (["inspect", a], 0),
-            (["diff", a, b], 0),
-            (["diff", a, c], 0),
+            (["inspect", c], 0),
             (["convert", a, str(tmp_path / "new")], 0),
             (["convert", a, str(tmp_path / "x"), "--layer", "a=b"], 2),
             (["inspect", a + "x"], 2),

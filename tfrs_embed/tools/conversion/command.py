@@ -21,6 +21,7 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     InputError,
     add_command,
+    describe,
     escaped_logs,
     fail,
     integer,
@@ -29,13 +30,11 @@ from tfrs_embed.tools.command_line import (
 from tfrs_embed.tools.conversion import (
     chains,
     convert,
-    differences,
     paths,
     reading,
 )
 from tfrs_embed.tools.conversion.chains import ChainFile
 from tfrs_embed.tools.conversion.contents import Column, Contents
-from tfrs_embed.tools.conversion.differences import Difference
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
 _DESCRIPTION = (
@@ -61,17 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(args.run(args))
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to `commands`, which `add_subparsers` returned."""
-    _add_actions(
-        add_command(
-            commands,
-            "checkpoint",
-            "show what a checkpoint holds, and convert others'",
-            _DESCRIPTION,
-            "tfrs-embed checkpoint inspect checkpoints/",
-        )
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(parser, _DESCRIPTION, "tfrs-embed checkpoint inspect checkpoints/")
+    _add_actions(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -113,21 +105,6 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON instead of tables"
     )
     inspect.set_defaults(run=_run, work=_inspect)
-    diff = add_command(
-        commands,
-        "diff",
-        "show what differs between two checkpoints",
-        "Compares the tables of two checkpoints without the model: how many "
-        "rows differ, and how far they moved. Rows with keys are compared by "
-        "key. It reads all values, some MiB at a time.",
-        "tfrs-embed checkpoint diff checkpoints/ckpt-9 checkpoints/ckpt-10",
-    )
-    diff.add_argument("source", metavar="A", help=_SOURCE)
-    diff.add_argument("other", metavar="B", help="another such path")
-    diff.add_argument(
-        "--json", action="store_true", help="print JSON instead of tables"
-    )
-    diff.set_defaults(run=_run, work=_diff)
     converts = add_command(
         commands,
         "convert",
@@ -318,56 +295,6 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _diff(args: argparse.Namespace) -> None:
-    a, b = (reading.read(path) for path in (args.source, args.other))
-    with _task("Comparing", a, b) as task:
-        found = differences.compare(a, b, task.advance)
-    if args.json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        show(*_difference_as_text(found))
-
-
-def _difference_as_text(found: Difference) -> list[str]:
-    lines = [f"A: {found.a}", f"B: {found.b}"]
-    rows = [
-        {
-            "table": table.path,
-            "values": name,
-            "rows in both": table.rows,
-            "only in A": table.only_a,
-            "only in B": table.only_b,
-            "changed": "-" if column.changed is None else column.changed,
-            "mean distance": f"{column.mean_distance:.6g}",
-            "max distance": f"{column.max_distance:.6g}",
-        }
-        for table in found.tables
-        for name, column in table.columns.items()
-    ]
-    if rows:
-        lines += ["", *value_table(rows), ""]
-    for table in found.tables:
-        for name, column in table.columns.items():
-            if column.changed is None:
-                lines.append(f"Rows of other widths: {name} of '{table.path}'")
-        for side, names in [
-            ("A", table.columns_only_a),
-            ("B", table.columns_only_b),
-        ]:
-            lines += [f"Only in {side}: {n} of '{table.path}'" for n in names]
-        if table.learning_rates is not None:
-            rates = "{} in A, {} in B".format(*table.learning_rates)
-            lines.append(f"Learning rate of '{table.path}': {rates}")
-    for side, names in [
-        ("A", [*found.tables_only_a, *found.others_only_a]),
-        ("B", [*found.tables_only_b, *found.others_only_b]),
-    ]:
-        lines += [f"Only in {side}: '{name}'" for name in names]
-    for layer, (in_a, in_b) in found.steps.items():
-        lines.append(f"Step of '{layer}': {in_a} in A, {in_b} in B")
-    return [*lines, *(f"Differs: '{name}'" for name in found.others)]
-
-
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
     convert.check_destination(destination, args.to)
@@ -407,12 +334,11 @@ def _compact(args: argparse.Namespace) -> None:
     show(f"{files}: written to '{destination}'.")
 
 
-def _task(verb: str, contents: Contents, *more: Contents) -> progress.Task:
+def _task(verb: str, contents: Contents) -> progress.Task:
     """The task of reading all values."""
     total = sum(
         column.nbytes
-        for each in (contents, *more)
-        for table in each.tables
+        for table in contents.tables
         for column in table.all_columns.values()
     )
     name = os.path.basename(contents.path.rstrip("/"))
