@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from delta_cases import Job, restored
 from helpers import assert_same, change_byte, files_in, save_tensors
+from helpers import checkpoint_command as main
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
-from tfrs_embed.tools.conversion.command import main
 
 pytestmark = pytest.mark.tools
 

@@ -1,4 +1,4 @@
-"""`python -m tfrs_embed.checkpoint`: what it shows, and how it fails."""
+"""`tfrs-embed checkpoint`: what it shows, and how it fails."""
 
 import json
 import logging
@@ -15,12 +15,12 @@ import tensorflow as tf
 import tfrs_embed
 import tfrs_embed_command
 from helpers import change_byte, differentiate
+from helpers import checkpoint_command as main
 from processes import environment
 from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle, stored
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.tools.conversion import convert
-from tfrs_embed.tools.conversion.command import main
 
 pytestmark = pytest.mark.tools
 
@@ -347,7 +347,7 @@ def test_wrong_arguments_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
-    assert "usage: python -m tfrs_embed.checkpoint" in capsys.readouterr().err
+    assert "usage: tfrs-embed" in capsys.readouterr().err
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
@@ -493,15 +493,18 @@ def test_tables_are_renamed_without_being_changed(tmp_path, values, capsys):
 MEASURE = """
 import resource, sys
 import tensorflow as tf
-from tfrs_embed.tools.conversion.command import main
+import tfrs_embed_command
 
 def used():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 before = used()
-assert main(["inspect", sys.argv[1], "--json"]) == 0
+def main(*arguments):
+    return tfrs_embed_command.main(["checkpoint", *arguments])
+
+assert main("inspect", sys.argv[1], "--json") == 0
 inspecting = used()
-assert main(["convert", *sys.argv[1:]]) == 0
+assert main("convert", *sys.argv[1:]) == 0
 print(inspecting - before, used() - before, file=sys.stderr)
 """
 
@@ -529,14 +532,3 @@ def test_it_needs_little_memory(tmp_path):
     found, _ = json.JSONDecoder().raw_decode(done.stdout)
     norm = found["tables"][0]["columns"]["parameters"]["norm"]
     assert norm == pytest.approx((16 * rows) ** 0.5)
-
-
-def test_it_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "tfrs_embed.checkpoint", "inspect", "nothing"],
-        env={**os.environ, **environment("one")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "error: There is no checkpoint 'nothing'" in done.stderr

@@ -12,6 +12,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
+from helpers import checkpoint_command as main
 from helpers import differentiate
 from processes import environment
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
@@ -19,7 +20,6 @@ from tfrs_embed.compat.private_tensorflow import (
     sparse_core_layout_pb2,
     trackable_object_graph_pb2,
 )
-from tfrs_embed.tools.conversion.command import main
 from tfrs_embed.tools.conversion.objects import GRAPH
 
 pytestmark = pytest.mark.tools

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
+from helpers import checkpoint_command as main
 from plans import on
 from tfrs_embed import (
     DynamicKeys,
@@ -19,7 +20,6 @@ from tfrs_embed import (
     TableConfig,
 )
 from tfrs_embed.compat import kerases
-from tfrs_embed.tools.conversion.command import main
 from tfrs_embed.tools.conversion.convert import TARGETS
 
 pytestmark = [pytest.mark.tools, on("keras:3", tier="nightly")]

@@ -15,10 +15,10 @@ from tfrs_embed.progress import Task
 
 import tfrs_embed
 from fronts import keras, layers
+from helpers import checkpoint_command as main
 from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.storage import initial_values
-from tfrs_embed.tools.conversion.command import main
 
 MB = 10**6
 

@@ -14,11 +14,11 @@ import fbgemm_trajectory
 import tfrs_embed
 from fronts import keras, layer_of_one_table, layers, only_keras_2
 from helpers import assert_same, state, train
+from helpers import checkpoint_command as main
 from plans import on
 from reference import Ragged, to_tf
 from tfrs_embed import DynamicKeys, checkpoint
 from tfrs_embed.optimizers import RowWiseAdagrad
-from tfrs_embed.tools.conversion.command import main
 
 pytestmark = on("keras:3", tier="nightly")
 

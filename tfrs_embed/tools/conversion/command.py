@@ -1,4 +1,4 @@
-"""The command line: `tfrs-embed checkpoint`, or `-m tfrs_embed.checkpoint`."""
+"""The command `tfrs-embed checkpoint`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import value_table
 from tfrs_embed.tools.command_line import (
-    EXIT_STATUS,
     FINE,
     INTERRUPTED,
     WRONG,
@@ -37,33 +36,99 @@ from tfrs_embed.tools.conversion.chains import ChainFile
 from tfrs_embed.tools.conversion.contents import Column, Contents
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
-_DESCRIPTION = (
-    "Looks into checkpoints of embedding tables: of this package, of "
-    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
-    "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
-)
 _SOURCE = (
     "a checkpoint; a folder of checkpoints (its latest), of a SavedModel or of "
     "SOK's files; or a file of Keras"
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `python -m tfrs_embed.checkpoint`; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tfrs_embed.checkpoint",
-        description=f"{_DESCRIPTION} It is tfrs-embed checkpoint.",
-        epilog=EXIT_STATUS,
-    )
-    _add_actions(parser)
-    args = parser.parse_args(arguments)
-    return int(args.run(args))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
-    describe(parser, _DESCRIPTION, "tfrs-embed checkpoint inspect checkpoints/")
-    _add_actions(parser)
+    describe(
+        parser,
+        "Looks into checkpoints of embedding tables: of this package, of "
+        "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of "
+        "keras_rs and Keras; SavedModels, files of Keras, and files of "
+        "SparseOperationKit.",
+        "tfrs-embed checkpoint inspect checkpoints/",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    inspect = add_command(
+        commands,
+        "inspect",
+        "show tables, slots, sizes and norms",
+        "Shows a checkpoint's tables, with norms and with counts of what "
+        "should not be there. It reads all values, some MiB at a time. The "
+        "exit status is 1 if a file is damaged. A delta is shown as the full "
+        "checkpoint that it stands for, with its chain.",
+        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
+    )
+    inspect.add_argument("source", metavar="path", help=_SOURCE)
+    inspect.add_argument(
+        "--json", action="store_true", help="print JSON instead of tables"
+    )
+    inspect.set_defaults(run=_run, work=_inspect)
+    _add_convert(commands)
+    compacts = add_command(
+        commands,
+        "compact",
+        "merge a delta and its chain into one full checkpoint",
+        "Writes the full checkpoint that a delta stands for, without the model "
+        "and in bounded memory. The chain stays as it is.",
+        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
+    )
+    compacts.add_argument(
+        "source", metavar="path", help="a delta, or a folder: its latest one"
+    )
+    compacts.add_argument("destination", help="the checkpoint to write")
+    compacts.set_defaults(run=_run, work=_compact)
+
+
+def _add_convert(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "convert",
+        "write another checkpoint's tables as one of this package's",
+        "Writes a checkpoint that this package's layers restore, tables and "
+        "slots by name. What is not taken over is said on stderr.",
+        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
+    )
+    add = parser.add_argument
+    add("source", help=_SOURCE)
+    add("destination", help="the checkpoint to write, or SOK's folder")
+    add(
+        "--to",
+        choices=convert.TARGETS,
+        default=convert.TARGETS[0],
+        help="write files as sok.dump does instead",
+    )
+    add(
+        "--layer",
+        action="append",
+        default=[],
+        metavar="[OLD=]NEW",
+        help="the layer's path among the objects of the checkpoint to write, "
+        'e.g. "model/embedding"; without OLD there must be one layer',
+    )
+    add(
+        "--table",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a table; a variable of SOK's, or a layer of one "
+        "table, becomes a table of this name of the layer that --layer says",
+    )
+    add(
+        "--ids",
+        action="store_true",
+        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
+    )
+    add(
+        "--step",
+        type=integer(0),
+        help="the number of updates made, where the source doesn't tell it",
+    )
+    parser.set_defaults(run=_run, work=_convert)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -82,90 +147,6 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return fail("interrupted.", INTERRUPTED)
     return FINE
-
-
-def _add_actions(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    inspect = add_command(
-        commands,
-        "inspect",
-        "show tables, slots, sizes and norms",
-        "Shows a checkpoint's tables, with norms and with counts of what "
-        "should not be there. It reads all values, some MiB at a time. The "
-        "exit status is 1 if a file is damaged. A delta is shown as the full "
-        "checkpoint that it stands for, with its chain.",
-        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
-    )
-    inspect.add_argument(
-        "source",
-        metavar="path",
-        help=_SOURCE,
-    )
-    inspect.add_argument(
-        "--json", action="store_true", help="print JSON instead of tables"
-    )
-    inspect.set_defaults(run=_run, work=_inspect)
-    converts = add_command(
-        commands,
-        "convert",
-        "write another checkpoint's tables as one of this package's",
-        "Writes a checkpoint that this package's layers restore, tables and "
-        "slots by name. What is not taken over is said on stderr.",
-        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
-    )
-    converts.add_argument(
-        "source",
-        help=_SOURCE,
-    )
-    converts.add_argument(
-        "destination", help="the checkpoint to write, or SOK's folder"
-    )
-    converts.add_argument(
-        "--to",
-        choices=convert.TARGETS,
-        default=convert.TARGETS[0],
-        help="write files as sok.dump does instead",
-    )
-    converts.add_argument(
-        "--layer",
-        action="append",
-        default=[],
-        metavar="[OLD=]NEW",
-        help="the layer's path among the objects of the checkpoint to write, "
-        'e.g. "model/embedding"; without OLD there must be one layer',
-    )
-    converts.add_argument(
-        "--table",
-        action="append",
-        default=[],
-        metavar="OLD=NEW",
-        help="another name for a table; a variable of SOK's, or a layer of one "
-        "table, becomes a table of this name of the layer that --layer says",
-    )
-    converts.add_argument(
-        "--ids",
-        action="store_true",
-        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
-    )
-    converts.add_argument(
-        "--step",
-        type=integer(0),
-        help="the number of updates made, where the source doesn't tell it",
-    )
-    converts.set_defaults(run=_run, work=_convert)
-    compacts = add_command(
-        commands,
-        "compact",
-        "merge a delta and its chain into one full checkpoint",
-        "Writes the full checkpoint that a delta stands for, without the model "
-        "and in bounded memory. The chain stays as it is.",
-        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
-    )
-    compacts.add_argument(
-        "source", metavar="path", help="a delta, or a folder: its latest one"
-    )
-    compacts.add_argument("destination", help="the checkpoint to write")
-    compacts.set_defaults(run=_run, work=_compact)
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -270,20 +251,17 @@ def _chain_as_text(files: Sequence[ChainFile]) -> list[str]:
     ]
     text = ["", f"Chain of '{files[-1].path}':", *value_table(lines)]
     for what in ("rows", "removed"):
-        deltas = {
-            f"delta {file.number}": getattr(file, what)
-            for file in files
-            if file.number
-        }
-        if not any(any(each.values()) for each in deltas.values()):
-            continue
-        tables = sorted({table for each in deltas.values() for table in each})
-        # "-": the delta has the whole table, or no keys.
-        counts = [
-            {what: table, **{d: deltas[d].get(table) for d in deltas}}
-            for table in tables
-        ]
-        text += ["", *value_table(counts)]
+        deltas = {f.number: getattr(f, what) for f in files if f.number}
+        if any(any(each.values()) for each in deltas.values()):
+            # "-": the delta has the whole table, or no keys.
+            counts = [
+                {
+                    what: table,
+                    **{f"delta {n}": deltas[n].get(table) for n in deltas},
+                }
+                for table in sorted(set().union(*deltas.values()))
+            ]
+            text += ["", *value_table(counts)]
     return text
 
 
