@@ -438,7 +438,7 @@ def test_no_file_tells_which_files_of_others_are_removed(tmp_path, listed):
     tf.train.CheckpointManager(checkpoint, folder, 2).save(2)
     name = "model-base" if listed == "header" else "model"
     save_tensors(victim / name, {"mine": "precious"})
-    link = chain.Link(0, 1, 1, 0, "../victim/model-base")
+    link = chain.Link(0, 1, 1, 0, previous="../victim/model-base")
     save_tensors(folder / "ckpt-1", {chain.HEADER: link.header()})
     first = {
         "header": "ckpt-1",

@@ -408,4 +408,4 @@ def test_a_delta_has_changed_rows_alone(chain):
     assert shapes[f"tables/{layer}/movie/parameters"] == [count, 4]
     # Keras trains it: all of its rows.
     assert shapes[f"tables/{layer}/hour/parameters"] == [5, 4]
-    assert reader.get_tensor("delta/number") == 1
+    assert reader.get_tensor(HEADER)[1] == b"1"

@@ -59,7 +59,7 @@ class Link:
     number: int
     id: int
     since: int
-    previous: str = ""
+    previous: str = dataclasses.field(default="", kw_only=True)
 
     @classmethod
     def first(cls) -> Link:
@@ -71,7 +71,7 @@ class Link:
         """Returns the place of a file that continues this one, at `path`."""
         name = os.path.basename(os.path.abspath(path))
         new = secrets.randbits(63)
-        return Link(self.chain, self.number + 1, new, self.id, name)
+        return Link(self.chain, self.number + 1, new, self.id, previous=name)
 
     def header(self) -> tf.Tensor:
         """Returns the tensor that `HEADER` names."""
@@ -209,23 +209,12 @@ class ChainReader(BundleReader):
             self._merged[name] = merger, part
             self.shapes[name], self.dtypes[name] = shape, dtype
 
-    def read(self, name: str) -> tf.Tensor:
-        if name not in self._merged:
-            return super().read(name)
-        if self.shapes[name][0] == 0:
-            with tf.device("CPU:0"):
-                return tf.zeros(self.shapes[name], self.dtypes[name])
-        return self.read_rows(name, 0, self.shapes[name][0])
-
-    def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
-        if name not in self._merged:
-            return super().read_rows(name, start, size)
-        with tf.device("CPU:0"):
-            return tf.constant(self.read_array(name, start, size))
-
     def read_array(self, name: str, start: int, size: int) -> np.ndarray:
         if name not in self._merged:
             return super().read_array(name, start, size)
+        if size == 0:
+            shape = [0, *self.shapes[name][1:]]
+            return np.zeros(shape, self.dtypes[name].as_numpy_dtype)
         merger, part = self._merged[name]
         rows = merger.read(part, start, size)
         self._count(name, rows.shape)

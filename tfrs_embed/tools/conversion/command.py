@@ -33,7 +33,7 @@ from tfrs_embed.tools.conversion import (
     reading,
 )
 from tfrs_embed.tools.conversion.chains import ChainFile
-from tfrs_embed.tools.conversion.contents import Column, Contents
+from tfrs_embed.tools.conversion.contents import NO_TABLES, Column, Contents
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
 _SOURCE = (
@@ -278,10 +278,7 @@ def _convert(args: argparse.Namespace) -> None:
     convert.check_destination(destination, args.to)
     contents = reading.read(args.source)
     if not contents.tables:
-        raise InputError(
-            f"'{contents.path}' has no tables of this package, of TensorFlow's "
-            "TPU embeddings, of keras_rs, of Keras, or of SOK."
-        )
+        raise InputError(f"'{contents.path}' {NO_TABLES}")
     tables = dict(_pair(text, "--table") for text in args.table)
     convert.rename_tables(contents, tables, args.ids)
     convert.rename_layers(contents, _layers(args.layer, contents))
