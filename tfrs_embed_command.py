@@ -21,8 +21,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-#: By command, the module whose `add_parser` adds it, and the command's purpose
-#: in the words of the module.
+#: By command, the module whose `add_options` adds its options, and its purpose.
 COMMANDS = {
     "info": (
         "tfrs_embed.tools.commands.info",
@@ -130,10 +129,9 @@ def make_parser(commands: Collection[str]) -> argparse.ArgumentParser:
     )
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
+        command = added.add_parser(name, help=summary)
         if name in commands:
-            importlib.import_module(module).add_parser(added)
-        else:
-            added.add_parser(name, help=summary)
+            importlib.import_module(module).add_options(command)
     return parser
 
 

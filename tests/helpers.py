@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+import tfrs_embed_command
 from tfrs_embed.compat.strategies import require_sparse_core_api
 
 #: Whether tests run on a GPU. It adds numbers up in any order, so the last bits
@@ -15,6 +16,11 @@ def sparse_core_config(**settings):
     """A SparseCoreEmbeddingConfig; an error where TensorFlow has none."""
     require_sparse_core_api()
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**settings)
+
+
+def checkpoint_command(arguments):
+    """Runs `tfrs-embed checkpoint`; returns the exit status."""
+    return tfrs_embed_command.main(["checkpoint", *arguments])
 
 
 def differentiate(tape, loss, variables):

@@ -19,7 +19,6 @@ from tfrs_embed.compat import version
 from tfrs_embed.kernels import build, files
 from tfrs_embed.tools import command_line
 from tfrs_embed.tools.commands import info
-from tfrs_embed.tools.conversion import command
 from tfrs_embed_command import COMMANDS, main, make_parser
 
 pytestmark = pytest.mark.tools
@@ -171,12 +170,6 @@ def test_a_reader_may_have_read_enough(line, monkeypatch, tmp_path, capsys):
     arguments = [each.replace("{}", str(tmp_path)) for each in line.split()]
     assert run(lambda: main(arguments)) == 1
     assert "rror" not in capsys.readouterr().err
-    if arguments[0] == "checkpoint":
-        old = command.main
-        arguments = [each.replace("/new", "/newer") for each in arguments]
-        finish = tfrs_embed_command.finish
-        assert run(lambda: finish(lambda: old(arguments[1:]))) == 1
-        assert "rror" not in capsys.readouterr().err
 
 
 def test_only_tpu_check_passes_arguments_on(monkeypatch):
@@ -398,13 +391,11 @@ def test_kernels_that_can_not_be_built(error, said, monkeypatch, capsys):
 # checkpoint.
 
 
-def test_the_checkpoint_command_is_the_old_one(tmp_path, capsys):
+def test_the_checkpoint_command(tmp_path, capsys):
     table = tf.Variable(tf.ones([3, 2]))
     path = tf.train.Checkpoint(v=table).write(str(tmp_path / "c"))
     assert main(["checkpoint", "inspect", path]) == 0
-    shown = capsys.readouterr().out
-    assert command.main(["inspect", path]) == 0
-    assert capsys.readouterr().out == shown
+    assert "no tables" in capsys.readouterr().out
     assert main(["checkpoint", "inspect", str(tmp_path / "no")]) == 2
     assert capsys.readouterr().err.startswith("error: There is no checkpoint")
     (tmp_path / "c.index").write_bytes(b"")
@@ -455,7 +446,6 @@ def test_files_of_anybody_end_in_one_line_of_an_error(
         *("sok-2/v-key", "sok-2/v-weight"),
     ):
         write(each)
-    model = tf.train.Checkpoint(v=tf.Variable(1.0)).write("good")
     sources = [*files, "log", "run", "model", "sok-1", "sok-2", "a\0b"]
     capsys.readouterr()
     for path in sources:
@@ -463,7 +453,6 @@ def test_files_of_anybody_end_in_one_line_of_an_error(
             ["checkpoint", "inspect", path],
             ["checkpoint", "convert", path, "out/new"],
             ["checkpoint", "compact", path, "out/new"],
-            ["checkpoint", "diff", model, path],
             ["report", path],
             ["plan", path],
             ["tpu-check", path, "--topology", "v5p-8"],

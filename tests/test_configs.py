@@ -668,8 +668,6 @@ def test_a_communication_dtype_is_stored_by_name(dtype):
     rows = np.full(layer.embedding_tables["user"].shape, 1.001, np.float32)
     layer.load_tables({"user": rows})
     assert np.all(layer(tf.constant([1, 2])).numpy() == rows[0, 0])
-    del config["communication_dtype"]  # As of an older version.
-    PartialTPUEmbedding.from_config(config)
 
 
 @pytest.mark.parametrize(

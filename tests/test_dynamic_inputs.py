@@ -603,12 +603,8 @@ def test_a_layers_config_keeps_its_keys():
     )
 
 
-def test_invalid_ids_of_keys_alone_name_padding_but_older_configs_load():
+def test_invalid_ids_of_keys_alone_name_padding():
     table = tfrs_embed.TableConfig("t", 8, 2, keys=DynamicKeys())
     features = {"f": tfrs_embed.FeatureConfig("f", table)}
     with pytest.raises(ValueError, match=r"'f'.*'t'.*padding_value"):
         layers.PartialTPUEmbedding(features, "sgd", invalid_ids="zero")
-    layer = layers.PartialTPUEmbedding(features, "sgd")
-    config = {**layer.get_config(), "invalid_ids": "zero"}
-    again = layers.PartialTPUEmbedding.from_config(config)
-    assert again.get_config() == layer.get_config()

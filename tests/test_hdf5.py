@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fronts import NUMBER, keras, layers
+from helpers import checkpoint_command as main
 from tfrs_embed import FeatureConfig, TableConfig
-from tfrs_embed.tools.conversion.command import main
 
 VARIABLE = "layers/embedding/vars/0"
 SHAPE = (4, 2)

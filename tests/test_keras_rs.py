@@ -16,9 +16,9 @@ import tfrs_embed.keras3
 
 import tfrs_embed
 from helpers import change_byte
+from helpers import checkpoint_command as main
 from plans import nightly
 from tfrs_embed.compat import kerases
-from tfrs_embed.tools.conversion.command import main
 
 pytestmark = pytest.mark.tools
 

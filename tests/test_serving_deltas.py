@@ -16,8 +16,9 @@ from fronts import layers
 from helpers import change_byte, save_tensors
 from plans import on
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.chain import HEADER
 from tfrs_embed.serving import export, export_delta
-from tfrs_embed.serving.chain import IDS, LINK
+from tfrs_embed.serving.applying import IDS
 
 pytestmark = [
     pytest.mark.xdist_group("serving_deltas"),
@@ -231,7 +232,7 @@ def test_damaged_deltas_are_refused(chain, copy):
     assert_refused(
         served,
         folder / "base" / "variables" / "variables",
-        "delta/model not found",
+        f"{HEADER} not found",
         tf.errors.NotFoundError,
     )
     assert apply(served, prefix) == 1
@@ -345,13 +346,14 @@ def test_what_deltas_cannot_build_on_is_refused(chain, tmp_path):
         with pytest.raises(ValueError, match="neither a model that was"):
             export_delta(model, tmp_path / "delta", since=since)
     for value in (3, [3, 4], 3.5, float("inf"), "text", [b"a", b"b"]):
-        tensors = dict.fromkeys(LINK, value)
+        tensors = {HEADER: value}
         broken = save_tensors(tmp_path / "broken", tensors)
         os.makedirs(tmp_path / "model" / "variables", exist_ok=True)
         save_tensors(tmp_path / "model/variables/variables", {IDS: value})
         for since in (broken, tmp_path / "model"):
             with pytest.raises(
-                ValueError, match=r"neither a model that was|of another model"
+                (ValueError, tf.errors.DataLossError),
+                match=r"neither a model|of another model|no vector of five",
             ):
                 export_delta(model, tmp_path / "delta", since=since)
     other = Model()
@@ -359,7 +361,8 @@ def test_what_deltas_cannot_build_on_is_refused(chain, tmp_path):
     with pytest.raises(ValueError, match="of another model than 'model"):
         export_delta(other, tmp_path / "delta", since=folder / "2")
     # Of the model, but of a chain that this process doesn't know.
-    rewritten(folder / "1", tmp_path / "far", delta_id=lambda v: v + 1)
+    far = {HEADER: lambda v: put(v, 2, b"3")}
+    rewritten(folder / "1", tmp_path / "far", **far)
     with pytest.raises(ValueError, match="or of another process"):
         export_delta(model, tmp_path / "delta", since=tmp_path / "far")
     with pytest.raises(ValueError, match="2' is there already"):
@@ -405,4 +408,4 @@ def test_a_delta_has_changed_rows_alone(chain):
     assert shapes[f"tables/{layer}/movie/parameters"] == [count, 4]
     # Keras trains it: all of its rows.
     assert shapes[f"tables/{layer}/hour/parameters"] == [5, 4]
-    assert reader.get_tensor("delta/number") == 1
+    assert reader.get_tensor(HEADER)[1] == b"1"

@@ -9,11 +9,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layer_of_one_table, layers
-from helpers import differentiate
+from helpers import checkpoint_command, differentiate
 from reference import HALVES, random_bits, round_stochastically
 from tfrs_embed import serving
 from tfrs_embed.ops import rounding
-from tfrs_embed.tools.conversion import command
 
 BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
 
@@ -291,16 +290,15 @@ def test_the_command_line_shows_and_converts_them(tmp_path, dtype, capsys):
     layer = make_layer(dtype, optimizer="adagrad")
     train(layer, np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
-    assert command.main(["inspect", path, "--json"]) == 0
+    assert checkpoint_command(["inspect", path, "--json"]) == 0
     [table] = json.loads(capsys.readouterr().out)["tables"]
     parameters = table["columns"]["parameters"]
     assert (parameters["dtype"], parameters["bytes"]) == (dtype, 2 * ROWS * DIM)
     norm = np.linalg.norm(rows_of(layer))
     assert parameters["norm"] == pytest.approx(norm, rel=1e-6)
     assert table["columns"]["accumulators"]["dtype"] == "float32"
-    # To a checkpoint as they are; to files that have no such type as float32.
-    new, sok = str(tmp_path / "new"), str(tmp_path / "sok")
-    assert command.main(["convert", path, new, "--layer", "other"]) == 0
+    new = str(tmp_path / "new")
+    assert checkpoint_command(["convert", path, new, "--layer", "other"]) == 0
     assert f"parameters ({dtype}), accumulators" in capsys.readouterr().out
     reader = tf.train.load_checkpoint(new)
     key = "other/tables/t/parameters/.ATTRIBUTES/VARIABLE_VALUE"
@@ -308,13 +306,6 @@ def test_the_command_line_shows_and_converts_them(tmp_path, dtype, capsys):
     target = make_layer(dtype, optimizer="adagrad")
     tf.train.Checkpoint(other=target).restore(new).assert_consumed()
     np.testing.assert_array_equal(rows_of(target), rows_of(layer))
-    assert command.main(["convert", path, sok, "--to", "sok"]) == 0
-    said = f"The parameters of 'layer/t' are {dtype}, written as float32."
-    assert said in capsys.readouterr().err
-    values = np.fromfile(
-        tmp_path / "sok/layer_t-weight", np.float32, offset=296
-    )
-    np.testing.assert_array_equal(values.reshape(ROWS, DIM), rows_of(layer))
 
 
 @pytest.mark.parametrize("rows", [None, "float32", "bfloat16", "int8"])

@@ -2,7 +2,6 @@
 
 import re
 
-import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -121,21 +120,6 @@ def test_tables_of_any_name_are_saved(make_layer, form, tmp_path):
     saved = state_of(model)
     assert len(saved) > len(NAMES) + 1
     assert_same(state_of(loaded), saved)
-
-
-def test_older_files_with_slashes_in_names_are_read(tmp_path):
-    model, _, _ = make(distributed_embedding, ["a/b", "50%"])
-    path = str(tmp_path / "model.weights.h5")
-    model.save_weights(path)
-    with h5py.File(path, "r+") as file:
-        found = []
-        file.visit(lambda name: found.append(name))
-        [new] = [name for name in found if name.endswith("/a%2Fb")]
-        assert any(name.endswith("/50%") for name in found)
-        file.move(new, new.replace("%2F", "/"))
-    loaded, _, _ = make(distributed_embedding, ["a/b", "50%"])
-    loaded.load_weights(path)
-    assert_same(state_of(loaded), state_of(model))
 
 
 def test_escaped_names_differ():

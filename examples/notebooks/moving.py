@@ -51,7 +51,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.tools.conversion import command
+import tfrs_embed_command
 
 tf_keras.utils.set_random_seed(0)
 plt.rcParams.update({"figure.figsize": (6, 3.4), "figure.dpi": 100})
@@ -60,8 +60,9 @@ work = pathlib.Path(temporary.name)
 
 
 def convert(*arguments: object) -> None:
-    """Runs `python -m tfrs_embed.checkpoint convert ARGUMENTS`, in here."""
-    assert command.main(["convert", *map(str, arguments)]) == 0
+    """Runs `tfrs-embed checkpoint convert ARGUMENTS`, in here."""
+    line = ["checkpoint", "convert", *map(str, arguments)]
+    assert tfrs_embed_command.main(line) == 0
 
 
 # %% [markdown]

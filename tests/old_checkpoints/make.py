@@ -1,10 +1,8 @@
-"""Writes the checkpoints of this folder: python make.py [folder].
+"""Writes the checkpoints of a release, of each kind: python make.py.
 
-The files here were written in November 2026, before tables by key became one
-kind of table. `test_old_checkpoints.py` restores them. Run it again, into a new
-folder, to keep files of a later version too.
-
-TFRS_EMBED_TEST_KERAS says which Keras's layers are written, as in the tests.
+`test_old_checkpoints.py` restores them with all later code. For a new release
+whose files differ, set `RELEASE` and run this twice, with the environment
+variable TFRS_EMBED_TEST_KERAS set to 2, and then to 3.
 """
 
 import pathlib
@@ -20,6 +18,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import NUMBER, keras, layers
 from helpers import differentiate
+from tfrs_embed.checkpoint import DeltaManager
 
 DIM = 2
 #: The keys of each training step.
@@ -32,8 +31,9 @@ STEPS = (
 )
 
 
+RELEASE = "0.1.0"
 #: The files that were written once.
-FILES = pathlib.Path(__file__).parent / f"keras{NUMBER}"
+FILES = pathlib.Path(__file__).parent / RELEASE
 
 
 def initializer():
@@ -53,6 +53,17 @@ def all2all():
     )
 
 
+def ids():
+    """A layer of rows by number."""
+    table = tfrs_embed.TableConfig("items", 6, DIM, initializer())
+    return layers.PartialTPUEmbedding(
+        {"item": tfrs_embed.FeatureConfig("item", table)},
+        "adam",
+        size_threshold=0,
+        name="partial",
+    )
+
+
 def dynamic():
     """A layer of keys that are admitted and evicted."""
     keys = tfrs_embed.DynamicKeys(
@@ -68,12 +79,16 @@ def dynamic():
     )
 
 
-LAYERS = {"all2all": all2all, "dynamic": dynamic}
+LAYERS = {"all2all": all2all, "dynamic": dynamic, "ids": ids}
+#: By kind, the last checkpoint: a delta of the one before, or a full one.
+LAST = {"all2all": "ckpt-1", "dynamic": "ckpt-2", "ids": "ckpt-1"}
 
 
 def inputs(kind, keys):
     """Keys as the layer of a kind takes them."""
     keys = tf.constant(keys, tf.int64)
+    if kind == "ids":
+        keys %= 6
     if kind == "all2all":
         return tf.reshape(keys, [-1, 2, 2])
     return {"item": keys}
@@ -105,15 +120,10 @@ def values(layer, kind):
     return {**found, "step": layer.step.numpy()}
 
 
-def written(kind, name):
-    """What a file holds: the values that were written beside it."""
-    with np.load(FILES / kind / f"{name}.npz") as file:
+def written(kind):
+    """What the last files hold: the values that were written beside them."""
+    with np.load(FILES / kind / "values.npz") as file:
         return dict(file)
-
-
-def replicas():
-    """Two replicas in this process."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def compress(path):
@@ -125,32 +135,29 @@ def compress(path):
             file.writestr(name, content)
 
 
-def write(folder, kind):
+def write(kind):
     """Writes the files of one kind of layer."""
-    folder.mkdir(parents=True)
+    folder = FILES / kind
     model, layer = model_of(kind)
-    for keys in STEPS:
-        train(layer, kind, keys)
-    np.savez(folder / "one.npz", **values(layer, kind))
-    tf.train.Checkpoint(layer=layer).write(str(folder / "one"))
-    model.save(str(folder / "one.keras"))
-    compress(folder / "one.keras")
-    if NUMBER == 3:
-        return  # Its layers are trained by replicas in tf_keras's tests.
-    strategy = replicas()
-    with strategy.scope():
-        layer = LAYERS[kind]()
-    step = tf.function(lambda keys: strategy.run(train, (layer, kind, keys)))
-    for keys in STEPS:
-        step(keys)
-    np.savez(folder / "two.npz", **values(layer, kind))
-    tf.train.Checkpoint(layer=layer).write(str(folder / "two"))
+    if NUMBER == 2:
+        checkpoint = tf.train.Checkpoint(layer=layer)
+        manager = DeltaManager(checkpoint, folder, background=False)
+        for number, keys in enumerate(STEPS, 1):
+            train(layer, kind, keys)
+            if number == 3 and LAST[kind] == "ckpt-2":
+                manager.save()
+        manager.save()
+        for file in (".delta_manager.lock", "checkpoint"):
+            (folder / file).unlink()
+        np.savez_compressed(folder / "values.npz", **values(layer, kind))
+    else:
+        path = str(folder / LAST[kind])
+        tf.train.Checkpoint(layer=layer).read(path).assert_consumed()
+    path = folder / f"keras{NUMBER}.keras"
+    model.save(str(path))
+    compress(path)
 
 
 if __name__ == "__main__":
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    devices = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, devices)
-    here = pathlib.Path(*(sys.argv[1:2] or [pathlib.Path(__file__).parent]))
     for each in LAYERS:
-        write(here / f"keras{NUMBER}" / each, each)
+        write(each)

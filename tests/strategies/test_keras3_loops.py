@@ -99,7 +99,8 @@ def test_fit_equals_one_device(strategy, steps):
         batches = data(drop_remainder=True)
         options = {"class_weight": {0: 0.5, 1: 3.0}}
     else:
-        batches, options = data(weighted=True, sparse=True), {}
+        batches = data(weighted=True, sparse=True)
+        options = {"validation_freq": 3}
     kind = {"sparse": steps == 2, "steps_per_execution": steps}
     options.update(epochs=3, validation_data=batches, verbose=0)
     expected = make(**kind)

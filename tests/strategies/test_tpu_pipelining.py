@@ -79,7 +79,6 @@ def test_a_loop_on_the_device(strategy, arguments, kind):
     loop = loop.get_concrete_function(IDS)
     assert is_marked(loop) == (kind == STALE)
     loop(IDS)
-    layer.drain()
     assert kind_of(strategy, layer) == kind
 
 

@@ -216,7 +216,6 @@ def keras(
                 steps_per_epoch=max(STEPS, steps_per_execution),
                 verbose=0,
             )
-            layer.drain()
             for method in then:
                 getattr(model, method)(
                     data, steps=max(2, steps_per_execution), verbose=0
@@ -317,8 +316,6 @@ def loop(
 
             for _ in range(STEPS):
                 one(ids)
-        for layer in made:
-            layer.drain()
         return made
 
     return run

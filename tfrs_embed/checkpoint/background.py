@@ -20,22 +20,22 @@ class BackgroundFile:
 
     Args:
         path: the file's.
-        header: its place, the first in its chain.
         found: the values to write, by key.
         moments: the tables and their moments now, between steps.
 
     Attributes:
-        path, header, moments: the arguments.
+        link: its place, the first in its chain.
+        path, moments: the arguments.
     """
 
     def __init__(
         self,
         path: str,
-        header: chain.Header,
         found: Mapping[str, Saved],
         moments: Mapping[Changing, int],
     ) -> None:
-        self.path, self.header, self.moments = path, header, dict(moments)
+        self.path, self.moments = path, dict(moments)
+        self.link = chain.Link.first()
         self.error: Exception | None = None
         seen: dict[Any, Any] = {}
         later = {
@@ -64,7 +64,7 @@ class BackgroundFile:
     def _run(self) -> None:
         try:
             writer = bundle.BundleWriter(f"{self.path}_temp/part")
-            writer.add(chain.HEADER, self.header.to_json())
+            writer.add(chain.HEADER, self.link.header())
             for key, later in self._later.items():
                 for add in later(key, writer):
                     if self._stop.is_set():

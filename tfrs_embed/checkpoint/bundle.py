@@ -175,13 +175,16 @@ class BundleReader:
 
     def read(self, name: str) -> tf.Tensor:
         """Returns a whole tensor."""
+        if name not in self.pieces:
+            return self.read_rows(name, 0, self.shapes[name][0])
         value = self._read(name, "")
         self._count(name, self.shapes[name])
         return value
 
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
-        if any(p.size > stored.LARGE_BYTES for p in self.pieces[name]):
+        pieces = self.pieces.get(name)
+        if not pieces or any(p.size > stored.LARGE_BYTES for p in pieces):
             rows = self.read_array(name, start, size)
             with tf.device("CPU:0"):
                 return tf.constant(rows)

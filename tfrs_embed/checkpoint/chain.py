@@ -1,9 +1,10 @@
 """Chains of checkpoints: a full one, and deltas of what changed after it.
 
 A delta is a TensorFlow checkpoint that holds only the changed rows of tables,
-under `<table>/delta`, and all other values as a full checkpoint does. Each file
-of a chain says in a tensor which file it continues. A reader of a delta reads
-its whole chain, as if it were one full checkpoint.
+under `<table>/delta`, and all other values as a full checkpoint does. A reader
+of a delta reads its whole chain, as if it were one full checkpoint. Deltas for
+servers begin with an export, and are applied one by one. Each file of either
+kind has a header, which says which file it continues.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import json
 import os
+import secrets
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -35,57 +36,58 @@ from tfrs_embed.ops.update import PARAMETERS
 
 # So many rows in a row are skipped, and not read.
 _GAP = 64
-#: The tensor, JSON, that says which file of a chain a checkpoint is.
+#: The tensor with a file's `Link`: [5] strings, in the order of its attributes.
 HEADER = "tfrs_embed_delta"
 # More than a header has whose file's name is as long as names can be.
 _HEADER_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Header:
-    """A file's place in its chain.
-
-    Raises a ValueError if `previous` is no name of a file in the same folder.
+class Link:
+    """A file's place in a chain of checkpoints, or of updates of a server.
 
     Attributes:
-        id: the file's identity, random.
-        number: 0 for a full checkpoint, then 1 and so on.
-        previous: the name, in the same folder, of the file that this one
-            continues; "" for a full checkpoint.
-        previous_id: that file's identity.
+        chain: the id of the chain's first file: a full checkpoint or an export.
+        number: 0 for the first file, then 1 and so on.
+        id: the file's own id, random.
+        since: the id of the file that this one continues; the first file's own.
+        previous: the name of the file that this one continues: a checkpoint's
+            in the same folder, or an export's; "" for the first file.
     """
 
-    id: str
-    number: int = 0
-    previous: str = ""
-    previous_id: str = ""
+    chain: int
+    number: int
+    id: int
+    since: int
+    previous: str = dataclasses.field(default="", kw_only=True)
 
-    def __post_init__(self) -> None:
-        continues = (
-            is_plain(self.previous) if self.number else not self.previous
-        )
-        if self.number < 0 or not continues:
-            raise ValueError(
-                f"number {self.number} can't continue {self.previous!r}: from "
-                "1 on it continues a file by its name in the same folder, and "
-                "0 continues none."
-            )
+    @classmethod
+    def first(cls) -> Link:
+        """Returns the place of a full checkpoint or an export."""
+        new = secrets.randbits(63)
+        return cls(new, 0, new, new)
 
-    def to_json(self) -> str:
-        """The text of `HEADER`."""
-        return json.dumps(dataclasses.asdict(self))
+    def next(self, path: str) -> Link:
+        """Returns the place of a file that continues this one, at `path`."""
+        name = os.path.basename(os.path.abspath(path))
+        new = secrets.randbits(63)
+        return Link(self.chain, self.number + 1, new, self.id, previous=name)
+
+    def header(self) -> tf.Tensor:
+        """Returns the tensor that `HEADER` names."""
+        return tf.constant([*map(str, dataclasses.astuple(self))])
 
 
 class Writing(NamedTuple):
     """A file of a chain that is being written.
 
     Attributes:
-        header: its place in the chain.
+        link: its place in the chain.
         changed: the tables of which it holds changed rows only, and these.
         found: the values that were written, by key; the writer adds them.
     """
 
-    header: Header
+    link: Link
     changed: Mapping[Changing, Changed]
     found: dict[str, Saved]
 
@@ -124,7 +126,7 @@ def being_written() -> Writing | None:
     return _writing.get()
 
 
-def header_of(reader: BundleReader) -> Header | None:
+def link_of(reader: BundleReader) -> Link | None:
     """Returns a checkpoint's place in a chain; None: it is in none.
 
     Raises:
@@ -132,21 +134,23 @@ def header_of(reader: BundleReader) -> Header | None:
     """
     if HEADER not in reader.shapes:
         return None
-    from tfrs_embed.compat import strict_json  # Only files of chains need it.
-
-    size = sum(piece.size for piece in reader.pieces[HEADER])
-    try:
-        if reader.dtypes[HEADER] != tf.string or reader.shapes[HEADER]:
-            raise ValueError("its header is no string")
-        if size > _HEADER_BYTES:
-            raise ValueError(f"its header has more than {_HEADER_BYTES} bytes")
-        text = reader.read(HEADER).numpy()
-        return strict_json.loads(text, Header, "header")
-    except ValueError as error:
-        why = str(error).rstrip(".")
+    where = f"'{reader.prefix}' does not say what it continues: its header"
+    if reader.dtypes[HEADER] != tf.string or reader.shapes[HEADER] != [5]:
+        raise damaged(f"{where} is no vector of five strings")
+    if sum(piece.size for piece in reader.pieces[HEADER]) > _HEADER_BYTES:
+        raise damaged(f"{where} has more than {_HEADER_BYTES} bytes")
+    *numbers, name = (
+        each.decode(errors="replace") for each in reader.read(HEADER).numpy()
+    )
+    if not all(n.isdecimal() and int(n) < 1 << 63 for n in numbers):
+        raise damaged(f"{where} has the numbers {numbers}")
+    link = Link(*map(int, numbers), previous=name)
+    if not (is_plain(name) if link.number else not name):
         raise damaged(
-            f"'{reader.prefix}' does not say what it continues: {why}"
-        ) from None
+            f"{where} says that number {link.number} continues {name!r}: from "
+            "1 on a file continues one by its name, and 0 continues none"
+        )
+    return link
 
 
 def read(prefix: str) -> BundleReader:
@@ -159,8 +163,8 @@ def read(prefix: str) -> BundleReader:
     if known is not None and known.stamp == _stamp(prefix):
         return known
     reader = BundleReader(prefix)
-    header = header_of(reader)
-    if header is None or header.number == 0:
+    link = link_of(reader)
+    if link is None or link.number == 0:
         return reader
     _readers[prefix] = made = ChainReader(prefix)
     return made
@@ -205,23 +209,12 @@ class ChainReader(BundleReader):
             self._merged[name] = merger, part
             self.shapes[name], self.dtypes[name] = shape, dtype
 
-    def read(self, name: str) -> tf.Tensor:
-        if name not in self._merged:
-            return super().read(name)
-        if self.shapes[name][0] == 0:
-            with tf.device("CPU:0"):
-                return tf.zeros(self.shapes[name], self.dtypes[name])
-        return self.read_rows(name, 0, self.shapes[name][0])
-
-    def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
-        if name not in self._merged:
-            return super().read_rows(name, start, size)
-        with tf.device("CPU:0"):
-            return tf.constant(self.read_array(name, start, size))
-
     def read_array(self, name: str, start: int, size: int) -> np.ndarray:
         if name not in self._merged:
             return super().read_array(name, start, size)
+        if size == 0:
+            shape = [0, *self.shapes[name][1:]]
+            return np.zeros(shape, self.dtypes[name].as_numpy_dtype)
         merger, part = self._merged[name]
         rows = merger.read(part, start, size)
         self._count(name, rows.shape)
@@ -235,7 +228,7 @@ def files_of(prefix: str) -> list[BundleReader]:
         tf.errors.OpError: a file is missing, damaged, or of another chain.
     """
     files: list[BundleReader] = []
-    last: Header | None = None
+    last: Link | None = None
     while True:
         try:
             reader = BundleReader(prefix)
@@ -248,22 +241,24 @@ def files_of(prefix: str) -> list[BundleReader]:
                 f"'{files[-1].prefix}' is a delta that continues "
                 f"'{prefix}', which is missing. {REMEDY}",
             ) from None
-        header = header_of(reader)
-        if last and (header is None or header.id != last.previous_id):
+        link = link_of(reader)
+        if last and (
+            link is None or (link.chain, link.id) != (last.chain, last.since)
+        ):
             raise damaged(
                 f"'{files[-1].prefix}' is a delta that continues another file "
                 f"than '{prefix}', which has been replaced"
             )
-        if last and header and header.number != last.number - 1:
+        if last and link and link.number != last.number - 1:
             raise damaged(
                 f"'{files[-1].prefix}' is number {last.number} of its chain, "
-                f"but continues '{prefix}', which is number {header.number}"
+                f"but continues '{prefix}', which is number {link.number}"
             )
         files.append(reader)
-        if header is None or header.number == 0:
+        if link is None or link.number == 0:
             return files[::-1]
-        last = header
-        prefix = os.path.join(os.path.dirname(prefix), header.previous)
+        last = link
+        prefix = os.path.join(os.path.dirname(prefix), link.previous)
 
 
 class _Merger:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import os
 import re
 import tempfile
-import uuid
-import weakref
 from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import logging
 
-from tfrs_embed.checkpoint import chain, listing
+from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks, unwritten
+from tfrs_embed.checkpoint.listing import BASE, ChainFolder, latest, remove
 from tfrs_embed.checkpoint.rows import Changing, end_moments
 from tfrs_embed.compat.arguments import flag, integer
-from tfrs_embed.compat.files import open_own, plain_path, remove_folder
-from tfrs_embed.compat.private_tensorflow import checkpoint_management
+from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers
-
-_LOCK = ".delta_manager.lock"
-# The end of the names of files that threads write.
-_BASE = "-base"
 
 
 class DeltaManager:
@@ -91,8 +83,8 @@ class DeltaManager:
     """
 
     __slots__ = (
-        *("__weakref__", "_background", "_checkpoint", "_directory", "_files"),
-        *("_full_every", "_last", "_lock", "_max_to_keep", "_moments", "_name"),
+        *("__weakref__", "_background", "_checkpoint", "_folder"),
+        *("_full_every", "_last", "_max_to_keep", "_moments"),
         *("_next", "_reader"),
     )
 
@@ -123,16 +115,14 @@ class DeltaManager:
         if "://" not in directory:
             # A program may change its working directory.
             directory = os.path.abspath(directory)
-        self._directory = plain_path(directory, "DeltaManager: directory")
+        directory = plain_path(directory, "DeltaManager: directory")
+        self._folder = ChainFolder(directory, name)
         self._full_every, self._max_to_keep = full_every, max_to_keep
-        self._name = name
         self._background = flag(background, "DeltaManager: background")
         self._next: BackgroundFile | None = None
-        self._files: list[tuple[str, chain.Header]] | None = None
         # The last file's path, and each table's moment when it was saved.
         self._last: str | None = None
         self._moments: dict[Changing, int] = {}
-        self._lock: int | None = None
         self._reader: BundleReader | None = None
         self._tables()
 
@@ -143,7 +133,7 @@ class DeltaManager:
         Raises:
             tf.errors.OpError: see `latest_checkpoint`; or a file is damaged.
         """
-        return [path for path, _ in self._known()]
+        return [path for path, _ in self._folder.files()]
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -153,7 +143,7 @@ class DeltaManager:
             tf.errors.OpError: the folder's list of files is damaged, or names
                 files of other folders.
         """
-        return listing.latest(self._directory)
+        return latest(self._folder.folder)
 
     def save(self) -> str:
         """Saves a full checkpoint or a delta.
@@ -177,32 +167,25 @@ class DeltaManager:
             )
         tables = self._tables()
         strategy = self._strategy()
+        is_chief = strategy.extended.should_checkpoint
         with raised_on_all_workers(strategy, "The save"):
             file = self._begin(tables, strategy)
-            path = self._path()
-            files, gone = self._files_with(path, file.header)
-            with self._folder(strategy, path) as to, chain.writing(file):
+            path = self._folder.new_path()
+            with self._written(is_chief, path) as to, chain.writing(file):
                 try:
                     self._checkpoint.write(to)
                 except tf.errors.OpError as error:
                     raise unwritten(path, error) from error
-                if strategy.extended.should_checkpoint:
-                    checkpoint_management.update_checkpoint_state_internal(
-                        self._directory,
-                        path,
-                        [each for each, _ in files],
-                        save_relative_paths=True,
-                    )
+                gone = self._folder.add(
+                    path, file.link, self._max_to_keep, is_chief
+                )
         self._moments = end_moments(tables)
-        self._last, self._files, self._reader = path, files, None
-        if strategy.extended.should_checkpoint:
-            self._remove(gone)
+        self._last, self._reader = path, None
+        if is_chief:
+            self._folder.remove(gone)
         if self._is_full_due() and self._in_background(strategy):
             self._next = BackgroundFile(
-                f"{path}{_BASE}",
-                chain.Header(uuid.uuid4().hex),
-                file.found,
-                self._moments,
+                f"{path}{BASE}", file.found, self._moments
             )
         return path
 
@@ -229,7 +212,7 @@ class DeltaManager:
             OSError: the folder or its lock's file can't be made.
         """
         if self._strategy().extended.should_checkpoint:
-            self._take_lock()
+            self._folder.lock()
         path = self.latest_checkpoint
         if path is None:
             return None
@@ -265,27 +248,27 @@ class DeltaManager:
     def _begin(
         self, tables: list[Changing], strategy: tf.distribute.Strategy
     ) -> chain.Writing:
-        """Returns the next file: its header, and the changed rows it holds."""
+        """Returns the next file: its place, and the changed rows it holds."""
         if strategy.extended.should_checkpoint:
-            self._take_lock()
+            self._folder.lock()
             if self.latest_checkpoint != self._last:
                 raise RuntimeError(
-                    f"The last checkpoint in '{self._directory}' is "
+                    f"The last checkpoint in '{self._folder.folder}' is "
                     f"'{self.latest_checkpoint}', and this DeltaManager's is "
                     f"'{self._last}': another trainer saves there, or "
                     "restore_or_initialize was not called."
                 )
-        header, known = chain.Header(uuid.uuid4().hex), self._known()
+        first, known = chain.Link.first(), self._folder.files()
         saves_in_full = self._is_full_due() and not self._in_background(
             strategy
         )
         # The last file is in no chain if another manager has saved it.
         if self._last is None or not known[-1][1].id or saves_in_full:
-            return chain.Writing(header, {}, {})
+            return chain.Writing(first, {}, {})
         path, before, moments = self._last, known[-1][1], self._moments
         if self._next is not None and self._next.is_done:
             if self._next.error is None:
-                path, before = self._next.path, self._next.header
+                path, before = self._next.path, self._next.link
                 moments = self._next.moments
             else:
                 logging.warning(
@@ -294,7 +277,7 @@ class DeltaManager:
                     self._next.path,
                     self._next.error,
                 )
-                _remove(self._next.path)
+                remove(self._next.path)
             self._next = None
         changed = {}
         for table in tables:
@@ -305,17 +288,11 @@ class DeltaManager:
                 since = table.known_since
             changed[table] = table.changed(since)
         if not changed:
-            return chain.Writing(header, {}, {})
-        header = dataclasses.replace(
-            header,
-            number=before.number + 1,
-            previous=os.path.basename(path),
-            previous_id=before.id,
-        )
-        return chain.Writing(header, changed, {})
+            return chain.Writing(first, {}, {})
+        return chain.Writing(before.next(path), changed, {})
 
     def _is_full_due(self) -> bool:
-        known = self._known()
+        known = self._folder.files()
         return (
             self._next is None
             and bool(known)
@@ -332,97 +309,21 @@ class DeltaManager:
             )
         )
 
-    def _path(self) -> str:
-        ends = (path.rpartition("-")[2] for path, _ in self._known())
-        last = max((int(e) for e in ends if e.isdecimal()), default=0)
-        return os.path.join(self._directory, f"{self._name}-{last + 1}")
-
     @contextlib.contextmanager
-    def _folder(
-        self, strategy: tf.distribute.Strategy, path: str
-    ) -> Iterator[str]:
+    def _written(self, is_chief: bool, path: str) -> Iterator[str]:
         """Yields where this worker writes; removes what a failure leaves."""
-        if not strategy.extended.should_checkpoint:
+        if not is_chief:
             # Only the chief's file is complete.
             with tempfile.TemporaryDirectory() as folder:
                 yield os.path.join(folder, "part")
             return
-        tf.io.gfile.makedirs(self._directory)
+        tf.io.gfile.makedirs(self._folder.folder)
         try:
             yield path
         except BaseException:
             with contextlib.suppress(tf.errors.OpError):
-                _remove(path)
+                remove(path)
             raise
-
-    def _known(self) -> list[tuple[str, chain.Header]]:
-        """The complete files, the oldest first, with their headers."""
-        if self._files is None:
-            state = listing.state_of(self._directory)
-            paths = [] if state is None else state.all_model_checkpoint_paths
-            found = []
-            for path in paths:
-                if tf.io.gfile.exists(f"{path}.index"):
-                    header = chain.header_of(BundleReader(path))
-                    found.append((path, header or chain.Header("")))
-            self._files = found
-        return self._files
-
-    def _remove_left(self) -> None:
-        """Removes files of threads that a killed trainer has left."""
-        used = {file.previous for _, file in self._known()}
-        pattern = os.path.join(self._directory, f"{self._name}-*{_BASE}*")
-        for file in tf.io.gfile.glob(pattern):
-            name = os.path.basename(file)
-            if name[: name.index(_BASE)] + _BASE in used:
-                continue
-            if tf.io.gfile.isdir(file):
-                remove_folder(file)
-            else:
-                tf.io.gfile.remove(file)
-
-    def _files_with(
-        self, path: str, header: chain.Header
-    ) -> tuple[list[tuple[str, chain.Header]], list[tuple[str, chain.Header]]]:
-        """Returns the files with one more: those to keep, and old chains'."""
-        files = [*self._known(), (path, header)]
-        starts = [
-            i
-            for i, (_, file) in enumerate(files)
-            if file.number == 0 or file.previous.endswith(_BASE)
-        ]
-        first = starts[-self._max_to_keep] if starts[self._max_to_keep :] else 0
-        return files[first:], files[:first]
-
-    def _remove(self, gone: list[tuple[str, chain.Header]]) -> None:
-        """Removes files of old chains, but none with a name of the user's."""
-        ours = re.compile(re.escape(self._name) + r"-\d+")
-        for path, file in gone:
-            if ours.fullmatch(os.path.basename(path)):
-                _remove(path)
-            if file.previous.endswith(_BASE):
-                _remove(os.path.join(self._directory, file.previous))
-
-    def _take_lock(self) -> None:
-        """Keeps other trainers of this machine from saving to the folder."""
-        if self._lock is not None or "://" in self._directory:
-            return
-        os.makedirs(self._directory, exist_ok=True)
-        path = os.path.join(self._directory, _LOCK)
-        file = open_own(path, os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise RuntimeError(
-                f"Another DeltaManager saves to '{self._directory}': each "
-                "trainer needs a folder of its own. To read what a trainer "
-                "saves, use tf.train.latest_checkpoint and "
-                "tf.train.Checkpoint.restore."
-            ) from None
-        self._lock = file
-        weakref.finalize(self, os.close, file)
-        self._remove_left()
 
 
 def _verify(reader: BundleReader) -> None:
@@ -433,14 +334,3 @@ def _verify(reader: BundleReader) -> None:
             continue
         for start, size in blocks(shape, reader.dtypes[name]):
             reader.read_rows(name, start, size)
-
-
-def _remove(path: str) -> None:
-    """Removes a checkpoint's files: its index first, then its data."""
-    # With what a killed save has left of each.
-    for end in ("index", "data-?????-of-?????"):
-        for file in tf.io.gfile.glob(f"{path}.{end}*"):
-            tf.io.gfile.remove(file)
-    # TensorFlow's parts, and those of this library.
-    for folder in (f"{path}_temp", *tf.io.gfile.glob(f"{path}-*.*_temp")):
-        remove_folder(folder)

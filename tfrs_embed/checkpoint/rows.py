@@ -275,20 +275,12 @@ class Rows(Saved):
     ) -> Iterator[Callable[[], None]]:
         shape = self.shape.as_list()
         with self.reading():
-            for (start, size), host in self._of_hosts(shape):
+            for (start, size), host in _with_hosts(shape, self.hosts):
                 with tf.device(host):
                     rows = self.read_rows(start, size)
                 yield functools.partial(
                     writer.add_rows, key, shape, start, rows
                 )
-
-    def _of_hosts(
-        self, shape: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, int], str]]:
-        """Yields the blocks of a tensor, and the host of each."""
-        return zip(
-            blocks(shape, tf.float32), itertools.cycle(self.hosts), strict=False
-        )
 
     def write_blocks(self, made: Iterator[tuple[int, tf.Tensor]]) -> None:
         """Writes blocks, (first row, rows), which the hosts make in turns."""
@@ -365,7 +357,7 @@ class Rows(Saved):
         with self.writing(), futures.ThreadPoolExecutor(1) as thread:
             reads = (
                 (block[0], host, thread.submit(read, block, host))
-                for block, host in self._of_hosts(there)
+                for block, host in _with_hosts(there, self.hosts)
             )
             end: Any = (there[0], "", None)
             # A block is read while the previous one is written.
@@ -383,6 +375,13 @@ class Rows(Saved):
                     (start, tf.cast(rows, self.dtype))
                     for start, rows in self.initial(there[0])
                 )
+
+
+def _with_hosts(
+    shape: Sequence[int], hosts: Sequence[str]
+) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yields the blocks of a tensor, and the host of each."""
+    return zip(blocks(shape, tf.float32), itertools.cycle(hosts), strict=False)
 
 
 class VariableRows(Rows):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.fit_position import FitPosition
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.arguments import integer_or_none, number
-from tfrs_embed.distribution import replicas
+from tfrs_embed.compat.arguments import integer_or_none
 
 
 class SaveCallback(kerases.Hooks):
     """A callback of tf_keras or Keras 3 that saves checkpoints in `fit`.
 
-    It saves every `every_steps` steps, every `every_seconds` seconds, or, with
-    neither, at the end of each epoch; and when training ends. With a
+    It saves every `every_steps` steps, or else at the end of each epoch; and
+    when training ends. With a
     `FitPosition` that was restored, `fit` continues where the checkpoint was
     saved, with the next batch. In the last step of an epoch it saves after the
     epoch's end, so put it last in the list of callbacks: their work at the
@@ -41,14 +39,14 @@ class SaveCallback(kerases.Hooks):
             `tf.train.CheckpointManager`.
         position: a `FitPosition` in the manager's checkpoint; None: `fit`
             starts as its arguments say.
-        every_steps: the number of steps between two checkpoints.
-        every_seconds: the number of seconds between two checkpoints.
+        every_steps: the number of steps between two checkpoints; None: those
+            of an epoch.
 
     Raises:
         TypeError: `manager` has no method `save`, or `position` is no
             `FitPosition`.
-        ValueError: `every_steps` or `every_seconds` is not positive, or the
-            manager's checkpoint doesn't contain `position`.
+        ValueError: `every_steps` is not positive, or the manager's checkpoint
+            doesn't contain `position`.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class SaveCallback(kerases.Hooks):
         position: FitPosition | None = None,
         *,
         every_steps: int | None = None,
-        every_seconds: float | None = None,
     ) -> None:
         if not callable(getattr(manager, "save", None)):
             raise TypeError(
@@ -69,11 +66,6 @@ class SaveCallback(kerases.Hooks):
         self._manager = manager
         self._position = position
         self._every_steps = integer_or_none(every_steps, "every_steps")
-        self._every_seconds = (
-            None
-            if every_seconds is None
-            else number(every_seconds, "every_seconds")
-        )
         self._train: Any = None
         self._wrapped: Any = None
         self._before: tuple[str, Any] | None = None
@@ -82,19 +74,11 @@ class SaveCallback(kerases.Hooks):
         """Makes `fit` begin at a restored position.
 
         Raises:
-            ValueError: the position is after the end of an epoch,
-                `every_seconds` is used in several workers, or a model of Keras
-                3 was restored before it was built.
+            ValueError: the position is after the end of an epoch, or a model
+                of Keras 3 was restored before it was built.
         """
         self._unwrap()
-        strategy = self._model.distribute_strategy
-        if self._every_seconds and replicas.of(strategy).workers > 1:
-            raise ValueError(
-                "In several workers SaveCallback needs every_steps instead of "
-                "every_seconds: all workers must save in the same step."
-            )
         self._begin = self._since = self._until = 0
-        self._saved_s = time.monotonic()
         self._resumes = self._counted = False
         position = self._position
         if position is None:
@@ -152,7 +136,7 @@ class SaveCallback(kerases.Hooks):
             # Training that was stopped within an epoch can be continued there.
             if not stopped or position.step == self._steps:
                 position.epoch, position.step = epoch + 1, 0
-        if self._due() or not (self._every_steps or self._every_seconds):
+        if self._due() or not self._every_steps:
             self._save()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -163,15 +147,11 @@ class SaveCallback(kerases.Hooks):
 
     def _due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        if self._every_steps and self._since >= self._every_steps:
-            return True
-        waited = time.monotonic() - self._saved_s
-        return bool(self._every_seconds and waited >= self._every_seconds)
+        return bool(self._every_steps and self._since >= self._every_steps)
 
     def _save(self) -> None:
         self._manager.save()
         self._since = 0
-        self._saved_s = time.monotonic()
 
     def _start_at(self, epoch: int, step: int) -> None:
         """Makes `fit`, which has begun, start at a step of an epoch."""

@@ -78,8 +78,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
                 file and file.counts(),
             )
             if file is not None:
-                header = file.header.to_json()
-                session.writer().add(chain.HEADER, header)
+                session.writer().add(chain.HEADER, file.link.header())
                 file.found.update(found)
             for key, saved in found.items():
                 changed = None

@@ -264,8 +264,7 @@ class KeysOfShards(DynamicKeys):
 def are_counted(keys: DynamicKeys) -> bool:
     """Whether a checkpoint holds each key's frequency and last use.
 
-    Permanent keys of `All2AllDenseEmbedding` have none, as in older
-    checkpoints.
+    Permanent keys of `All2AllDenseEmbedding` have none.
     """
     return not isinstance(keys, KeysOfShards) or not (
         keys.admission is None

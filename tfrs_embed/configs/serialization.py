@@ -138,8 +138,7 @@ def from_config(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     fields = {name: from_config(value) for name, value in config.items()}
-    # Older files have no class for keys.
-    name = fields.pop(_CLASS, DynamicKeys.__name__)
+    name = fields.pop(_CLASS, None)
     choice(name, tuple(_DECLARATIONS), "A declaration's class")
     return _DECLARATIONS[name](**fields)
 

@@ -154,9 +154,8 @@ class DistributedEmbedding(TableLayer):
         super().__init__(**kwargs)
         arguments = TableArguments(
             optimizer=optimizer,
-            pipeline_execution_with_tensor_core=flag(
-                pipeline_execution_with_tensor_core,
-                "pipeline_execution_with_tensor_core",
+            pipeline_execution_with_tensor_core=(
+                pipeline_execution_with_tensor_core
             ),
             size_threshold=size_threshold,
             sparse_core_embedding_config=sparse_core_embedding_config,

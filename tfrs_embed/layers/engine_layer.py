@@ -276,23 +276,20 @@ def _after_all(
 
 def _stored(store: Any, table: str, name: str, variable: Any) -> Any:
     """Finds a table's variable in a Keras file, without reading it."""
-    # Older files have the second key.
-    for key in (_store_key(table, name), f"{table}/{name}"):
-        try:
-            value = store[key]
-        except KeyError:
-            continue
-        here = tf.TensorShape(variable.shape)
-        if here.is_compatible_with(value.shape):
-            return value
+    try:
+        value = store[_store_key(table, name)]
+    except KeyError:
         raise ValueError(
-            f"Table '{table}': its {name} have the shape {here} here, and "
-            f"{value.shape} in the file."
-            f"{other_slot(here.as_list(), value.shape)}"
-        )
+            f"Table '{table}': the file has no {name} of it. The file was "
+            "saved by a layer without this table, or with another optimizer."
+        ) from None
+    here = tf.TensorShape(variable.shape)
+    if here.is_compatible_with(value.shape):
+        return value
     raise ValueError(
-        f"Table '{table}': the file has no {name} of it. The file was saved by "
-        "a layer without this table, or with another optimizer."
+        f"Table '{table}': its {name} have the shape {here} here, and "
+        f"{value.shape} in the file."
+        f"{other_slot(here.as_list(), value.shape)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed.compat.arguments import flag, integer_or_none
+from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
@@ -143,9 +143,8 @@ class PartialTPUEmbedding(TableLayer):
         super().__init__(**kwargs)
         arguments = TableArguments(
             optimizer=optimizer,
-            pipeline_execution_with_tensor_core=flag(
-                pipeline_execution_with_tensor_core,
-                "pipeline_execution_with_tensor_core",
+            pipeline_execution_with_tensor_core=(
+                pipeline_execution_with_tensor_core
             ),
             size_threshold=size_threshold,
             sparse_core_embedding_config=sparse_core_embedding_config,

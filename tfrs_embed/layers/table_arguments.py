@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import tensorflow as tf
 
 from tfrs_embed.compat import keras_configs
-from tfrs_embed.compat.arguments import choice, integer_or_none
+from tfrs_embed.compat.arguments import choice, flag, integer_or_none
 from tfrs_embed.configs import serialization
 from tfrs_embed.configs.tables import TableSpec, by_optimizer
 from tfrs_embed.configs.types import InvalidIds
@@ -21,6 +21,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 if TYPE_CHECKING:
     from tfrs_embed.configs.plan import Plan
 
+_PIPELINED = "pipeline_execution_with_tensor_core"
 _INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 
 
@@ -53,9 +54,7 @@ class TableArguments:
             sent_as = wire.communication_dtype(sent_as)
             given["communication_dtype"] = sent_as
         self.optimizer = given["optimizer"]
-        self.pipelined: bool = given.get(
-            "pipeline_execution_with_tensor_core", False
-        )
+        self.pipelined = flag(given.get(_PIPELINED, False), _PIPELINED)
         self.size_threshold: int | None = given.get("size_threshold", 0)
         self.invalid_ids: str = given.get("invalid_ids", "error")
         self.plan: Plan | None = given.get("plan")

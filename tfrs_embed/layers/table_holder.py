@@ -441,9 +441,6 @@ class TableHolder(Layer):
         layer = self._engine_layer
         return layer.step if layer is not None and layer.built else None
 
-    def drain(self) -> None:
-        """Does nothing: all updates of finished steps and loops are made."""
-
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able.
 
@@ -485,12 +482,6 @@ class TableHolder(Layer):
                 arguments[cls._FEATURES] = serialization.features_from_config(
                     config[cls._FEATURES], cls._keras
                 )
-                if arguments.get("invalid_ids") == "zero" and all(
-                    _takes_any_key(feature)
-                    for feature in tf.nest.flatten(arguments[cls._FEATURES])
-                ):
-                    # Older versions took and ignored it.
-                    arguments["invalid_ids"] = "error"
         except (
             AttributeError,
             LookupError,

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.names import in_key
+from tfrs_embed.checkpoint.chain import HEADER, Link
+from tfrs_embed.checkpoint.names import in_key, key_of
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
 )
 from tfrs_embed.serving import updates
-from tfrs_embed.serving.chain import LINK, Link
 from tfrs_embed.serving.tables import ServedTables
 
 # A loaded model's functions take what TensorFlow makes a tensor of.
@@ -30,6 +30,8 @@ tf.register_tensor_conversion_function(
     ),
 )
 
+#: The ids of an updatable export and of the deltas it was given, [n] int64.
+IDS = key_of("applied/ids")
 #: The name of the function, and of its signature.
 APPLY_DELTA = "apply_delta"
 
@@ -82,12 +84,14 @@ class Applied(Trackable):
         def apply_delta(path: tf.Tensor) -> dict[str, tf.Tensor]:
             # Of two at once, each would be the next.
             mutex = tf.raw_ops.MutexV2(
-                shared_name=f"{APPLY_DELTA}_{self.link.model}"
+                shared_name=f"{APPLY_DELTA}_{self.link.chain}"
             )
             lock = tf.raw_ops.MutexLock(mutex=mutex)
             with tf.control_dependencies([lock]):
                 ids = self._ids.read_value()
-            link = Link(*_read(path, {n: _NUMBER for n in LINK}).values())
+            header = _read(path, {HEADER: tf.TensorSpec([5], tf.string)})
+            numbers = tf.strings.to_number(header[HEADER][:4], tf.int64)
+            link = Link(*tf.unstack(numbers))
             present = tf.size(ids, tf.int64) - 1
 
             def apply() -> tf.Tensor:
@@ -105,9 +109,6 @@ class Applied(Trackable):
                 return {"number": tf.identity(number)}
 
         return apply_delta
-
-
-_NUMBER = tf.TensorSpec([], tf.int64)
 
 
 def _read(
@@ -171,7 +172,7 @@ def _check_link(
     present = tf.size(ids, tf.int64) - 1
     before = tf.minimum(link.number, present)
     of_model = updates.require(
-        link.model == ids[0],
+        link.chain == ids[0],
         *(path, " is a delta of another model, or of another export of it."),
     )
     number, base, last, place = (

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint import bundle, chain
+from tfrs_embed.checkpoint.chain import Link
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
@@ -22,11 +23,15 @@ from tfrs_embed.checkpoint.rows import (
 )
 from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers
-from tfrs_embed.serving.applying import DenseVariable, dense_name, part_name
-from tfrs_embed.serving.chain import LINK, Link, read_link
+from tfrs_embed.serving.applying import (
+    IDS,
+    DenseVariable,
+    dense_name,
+    part_name,
+)
 from tfrs_embed.serving.tables import INDEX, ServedTable, ServedTables
 from tfrs_embed.serving.values import Blocks
-from tfrs_embed.serving.workers import incomplete, joined, strategy_of
+from tfrs_embed.serving.workers import agreed, incomplete, joined, strategy_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +163,7 @@ def export_delta(
             be stored in the export's dtype of rows.
         RuntimeError: the export failed on another worker.
     """
-    path, since = plain_path(path, "export_delta"), os.fspath(since)
+    path, since = plain_path(path, "export_delta"), os.fspath(since).rstrip("/")
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
     with contextlib.ExitStack() as stack:
@@ -167,8 +172,8 @@ def export_delta(
                 raise ValueError(
                     f"'{path}' is there already: write to a new path."
                 )
-            base = read_link(since)
-            exported = _EXPORTED.get(model, {}).get(base.model)
+            base = _link_at(since)
+            exported = _EXPORTED.get(model, {}).get(base.chain)
             if exported is None or base.id not in exported.moments:
                 raise ValueError(
                     f"'{since}' is of another model than '{model.name}', or of "
@@ -179,7 +184,7 @@ def export_delta(
             changed = exported.changed(base.id)
             folder = stack.enter_context(incomplete(path, writes))
         with raised_on_all_workers(strategy, "The export of a delta"):
-            link = base.next().agreed(strategy)
+            link = agreed(strategy, base.next(since))
             writer = bundle.BundleWriter(f"{folder}/part")
             blocks = Blocks(writer)
             for each in _values(exported, link, changed, strategy):
@@ -193,6 +198,34 @@ def export_delta(
     return link.number
 
 
+def _link_at(path: str) -> Link:
+    """Reads the place of an export, or of a delta.
+
+    Raises:
+        ValueError: there is no updatable export and no delta at the path.
+        tf.errors.OpError: the file is damaged.
+    """
+    try:
+        if not tf.io.gfile.isdir(path):
+            link = chain.link_of(bundle.BundleReader(path))
+            if link is None:
+                raise ValueError("It has no header.")
+            return link
+        stored = bundle.BundleReader(f"{path}/variables/variables")
+        # A loaded model that was saved again has the ids of deltas, too.
+        ids = stored.read(IDS).numpy().tolist()
+        return Link(ids[0], len(ids) - 1, ids[-1], ids[-2:][0])
+    except (
+        # Tensors of other shapes and dtypes, too.
+        *(AttributeError, LookupError, TypeError, ValueError),
+        tf.errors.NotFoundError,
+    ) as error:
+        raise ValueError(
+            f"'{path}' is neither a model that was exported with "
+            "updatable=True nor a delta of one."
+        ) from error
+
+
 def _values(
     exported: Exported,
     link: Link,
@@ -200,8 +233,7 @@ def _values(
     strategy: tf.distribute.Strategy,
 ) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
     """Yields a delta's tensors in blocks: name, shape, first row, block."""
-    for name, number in zip(LINK, dataclasses.astuple(link), strict=True):
-        yield name, [], 0, tf.constant(number, tf.int64)
+    yield chain.HEADER, [5], 0, link.header()
     for i, (variable, _) in enumerate(exported.variables):
         yield dense_name(i), variable.shape, 0, variable.read_value()
     for (owner, table), its_changes in zip(

@@ -10,20 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.chain import Link
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.files import plain_path, remove_folder
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
-from tfrs_embed.serving.applying import APPLY_DELTA, Applied
-from tfrs_embed.serving.chain import IDS, Link
+from tfrs_embed.serving.applying import APPLY_DELTA, IDS, Applied
 from tfrs_embed.serving.delta import remember
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
-from tfrs_embed.serving.workers import incomplete, strategy_of
+from tfrs_embed.serving.workers import agreed, incomplete, strategy_of
 
 
 def export(
@@ -146,7 +146,7 @@ def export(
                 f"updatable=True makes the signature '{APPLY_DELTA}': give "
                 "yours another name."
             )
-        applied = Applied(Link.first().agreed(strategy))
+        applied = Applied(agreed(strategy, Link.first()))
     with contextlib.ExitStack() as stack:
         files = None
         if mapped:

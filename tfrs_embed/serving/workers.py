@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.chain import Link
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.distribution import replicas
@@ -37,6 +38,18 @@ def joined(strategy: tf.distribute.Strategy, numbers: np.ndarray) -> np.ndarray:
         _gatherings[strategy] = Gathering(shared, "export a model")
     none = [np.zeros([0], np.int64)] * (shared.local - 1)
     return np.concatenate(_gatherings[strategy]([numbers, *none]))
+
+
+def agreed(strategy: tf.distribute.Strategy, link: Link) -> Link:
+    """Returns the link of one of the workers, the same on all of them.
+
+    Raises a ValueError if they continue different files.
+    """
+    mine = np.array([link.chain, link.number, link.id, link.since])
+    links = joined(strategy, mine).reshape(-1, len(mine))
+    if link.number and len(np.unique(links[:, [0, 1, 3]], axis=0)) > 1:
+        raise ValueError("The workers give different paths in since.")
+    return Link(*links[0].tolist(), previous=link.previous)
 
 
 @contextlib.contextmanager

@@ -52,15 +52,25 @@ def add_command(
         description: its work, in one paragraph.
         example: a command line, or several.
     """
-    lines = textwrap.indent(textwrap.dedent(example).strip(), "  ")
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=textwrap.fill(description, _WIDTH),
-        epilog=f"example:\n{lines}\n\n{EXIT_STATUS}".replace("%", "%%"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary)
+    describe(parser, description, example)
     return parser
+
+
+def describe(
+    parser: argparse.ArgumentParser, description: str, example: str
+) -> None:
+    """Sets the texts of a command's help.
+
+    Args:
+        parser: the command's parser.
+        description: its work, in one paragraph.
+        example: a command line, or several.
+    """
+    lines = textwrap.indent(textwrap.dedent(example).strip(), "  ")
+    parser.description = textwrap.fill(description, _WIDTH)
+    parser.epilog = f"example:\n{lines}\n\n{EXIT_STATUS}".replace("%", "%%")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:

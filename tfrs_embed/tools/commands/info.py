@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat.version import __version__
-from tfrs_embed.tools.command_line import FINE, add_command
+from tfrs_embed.tools.command_line import FINE, describe
 
 # TensorFlow's wheels; only one of them should be installed.
 _TENSORFLOWS = (
@@ -53,12 +53,10 @@ _INSTRUCTION_SETS = """
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to those of `add_subparsers`."""
-    parser = add_command(
-        commands,
-        "info",
-        "show versions, devices and settings, for a bug report",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
         "Shows the settings that others need to reproduce a bug: versions, "
         "processor, memory, devices, which Keras tf.keras is, whether compiled "
         "kernels are in use, and environment variables that this package or "

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
 
 from tfrs_embed import kernels
 from tfrs_embed.kernels import build
-from tfrs_embed.tools.command_line import FAILED, FINE, add_command
+from tfrs_embed.tools.command_line import FAILED, FINE, add_command, describe
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to those of `add_subparsers`."""
-    parser = add_command(
-        commands,
-        "kernels",
-        "compile the kernels for the CPU, and tell whether they are in use",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
         "Compiled kernels make CPUs several times faster, with the same "
         "numbers. They are optional, and fit one TensorFlow: compile them "
         "again after another one was installed.",

@@ -6,7 +6,6 @@ See `tfrs_embed.checkpoint.DeltaManager`.
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -59,26 +58,24 @@ def find(path: str) -> list[list[ChainFile]]:
     prefix = path.removesuffix(".index")
     listed, least = [prefix], 2
     if not tf.io.gfile.exists(f"{prefix}.index"):
-        state = listing.state_of(path)
-        listed = [] if state is None else [*state.all_model_checkpoint_paths]
-        least = 1
+        listed, least = listing.checkpoints(path), 1
     found: list[list[ChainFile]] = []
     seen: set[str] = set()
     # The last delta has all files of its chain.
     for prefix in reversed(listed):
-        if prefix in seen or not tf.io.gfile.exists(f"{prefix}.index"):
+        if prefix in seen:
             continue
         files = chain.files_of(prefix)
         seen |= {file.prefix for file in files}
-        is_chain = chain.header_of(files[0]) is not None
+        is_chain = chain.link_of(files[0]) is not None
         if is_chain and len(files) >= least:
             found.append([*map(_described, files)])
     return found[::-1]
 
 
 def _described(file: BundleReader) -> ChainFile:
-    header = chain.header_of(file)
-    number = 0 if header is None else header.number
+    link = chain.link_of(file)
+    number = 0 if link is None else link.number
     kind = "delta" if number else "full" if GRAPH in file.shapes else "tables"
     names = {f"{file.prefix}.index"}
     names |= {piece.file for pieces in file.pieces.values() for piece in pieces}
@@ -125,8 +122,7 @@ def compact(
     reader.progress = progress
     with temporary_folder(f"{path}_temp") as folder:
         writer = BundleWriter(f"{folder}/part")
-        header = chain.Header(uuid.uuid4().hex)
-        writer.add(chain.HEADER, header.to_json())
+        writer.add(chain.HEADER, chain.Link.first().header())
         for name, shape in reader.shapes.items():
             if name != chain.HEADER:
                 _copy(reader, name, shape, writer)

@@ -1,4 +1,4 @@
-"""The command line: `tfrs-embed checkpoint`, or `-m tfrs_embed.checkpoint`."""
+"""The command `tfrs-embed checkpoint`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import value_table
 from tfrs_embed.tools.command_line import (
-    EXIT_STATUS,
     FINE,
     INTERRUPTED,
     WRONG,
     InputError,
     add_command,
+    describe,
     escaped_logs,
     fail,
     integer,
@@ -29,49 +29,100 @@ from tfrs_embed.tools.command_line import (
 from tfrs_embed.tools.conversion import (
     chains,
     convert,
-    differences,
     paths,
     reading,
 )
 from tfrs_embed.tools.conversion.chains import ChainFile
-from tfrs_embed.tools.conversion.contents import Column, Contents
-from tfrs_embed.tools.conversion.differences import Difference
+from tfrs_embed.tools.conversion.contents import NO_TABLES, Column, Contents
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
-_DESCRIPTION = (
-    "Looks into checkpoints of embedding tables: of this package, of "
-    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
-    "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
-)
 _SOURCE = (
     "a checkpoint; a folder of checkpoints (its latest), of a SavedModel or of "
     "SOK's files; or a file of Keras"
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `python -m tfrs_embed.checkpoint`; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tfrs_embed.checkpoint",
-        description=f"{_DESCRIPTION} It is tfrs-embed checkpoint.",
-        epilog=EXIT_STATUS,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
+        "Looks into checkpoints of embedding tables: of this package, of "
+        "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of "
+        "keras_rs and Keras; SavedModels, files of Keras, and files of "
+        "SparseOperationKit.",
+        "tfrs-embed checkpoint inspect checkpoints/",
     )
-    _add_actions(parser)
-    args = parser.parse_args(arguments)
-    return int(args.run(args))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    inspect = add_command(
+        commands,
+        "inspect",
+        "show tables, slots, sizes and norms",
+        "Shows a checkpoint's tables, with norms and with counts of what "
+        "should not be there. It reads all values, some MiB at a time. The "
+        "exit status is 1 if a file is damaged. A delta is shown as the full "
+        "checkpoint that it stands for, with its chain.",
+        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
+    )
+    inspect.add_argument("source", metavar="path", help=_SOURCE)
+    inspect.add_argument(
+        "--json", action="store_true", help="print JSON instead of tables"
+    )
+    inspect.set_defaults(run=_run, work=_inspect)
+    _add_convert(commands)
+    compacts = add_command(
+        commands,
+        "compact",
+        "merge a delta and its chain into one full checkpoint",
+        "Writes the full checkpoint that a delta stands for, without the model "
+        "and in bounded memory. The chain stays as it is.",
+        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
+    )
+    compacts.add_argument(
+        "source", metavar="path", help="a delta, or a folder: its latest one"
+    )
+    compacts.add_argument("destination", help="the checkpoint to write")
+    compacts.set_defaults(run=_run, work=_compact)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to `commands`, which `add_subparsers` returned."""
-    _add_actions(
-        add_command(
-            commands,
-            "checkpoint",
-            "show what a checkpoint holds, and convert others'",
-            _DESCRIPTION,
-            "tfrs-embed checkpoint inspect checkpoints/",
-        )
+def _add_convert(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "convert",
+        "write another checkpoint's tables as one of this package's",
+        "Writes a checkpoint that this package's layers restore, tables and "
+        "slots by name. What is not taken over is said on stderr.",
+        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
     )
+    add = parser.add_argument
+    add("source", help=_SOURCE)
+    add("destination", help="the checkpoint to write")
+    add(
+        "--layer",
+        action="append",
+        default=[],
+        metavar="[OLD=]NEW",
+        help="the layer's path among the objects of the checkpoint to write, "
+        'e.g. "model/embedding"; without OLD there must be one layer',
+    )
+    add(
+        "--table",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a table; a variable of SOK's, or a layer of one "
+        "table, becomes a table of this name of the layer that --layer says",
+    )
+    add(
+        "--ids",
+        action="store_true",
+        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
+    )
+    add(
+        "--step",
+        type=integer(0),
+        help="the number of updates made, where the source doesn't tell it",
+    )
+    parser.set_defaults(run=_run, work=_convert)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -90,105 +141,6 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return fail("interrupted.", INTERRUPTED)
     return FINE
-
-
-def _add_actions(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    inspect = add_command(
-        commands,
-        "inspect",
-        "show tables, slots, sizes and norms",
-        "Shows a checkpoint's tables, with norms and with counts of what "
-        "should not be there. It reads all values, some MiB at a time. The "
-        "exit status is 1 if a file is damaged. A delta is shown as the full "
-        "checkpoint that it stands for, with its chain.",
-        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
-    )
-    inspect.add_argument(
-        "source",
-        metavar="path",
-        help=_SOURCE,
-    )
-    inspect.add_argument(
-        "--json", action="store_true", help="print JSON instead of tables"
-    )
-    inspect.set_defaults(run=_run, work=_inspect)
-    diff = add_command(
-        commands,
-        "diff",
-        "show what differs between two checkpoints",
-        "Compares the tables of two checkpoints without the model: how many "
-        "rows differ, and how far they moved. Rows with keys are compared by "
-        "key. It reads all values, some MiB at a time.",
-        "tfrs-embed checkpoint diff checkpoints/ckpt-9 checkpoints/ckpt-10",
-    )
-    diff.add_argument("source", metavar="A", help=_SOURCE)
-    diff.add_argument("other", metavar="B", help="another such path")
-    diff.add_argument(
-        "--json", action="store_true", help="print JSON instead of tables"
-    )
-    diff.set_defaults(run=_run, work=_diff)
-    converts = add_command(
-        commands,
-        "convert",
-        "write another checkpoint's tables as one of this package's",
-        "Writes a checkpoint that this package's layers restore, tables and "
-        "slots by name. What is not taken over is said on stderr.",
-        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
-    )
-    converts.add_argument(
-        "source",
-        help=_SOURCE,
-    )
-    converts.add_argument(
-        "destination", help="the checkpoint to write, or SOK's folder"
-    )
-    converts.add_argument(
-        "--to",
-        choices=convert.TARGETS,
-        default=convert.TARGETS[0],
-        help="write files as sok.dump does instead",
-    )
-    converts.add_argument(
-        "--layer",
-        action="append",
-        default=[],
-        metavar="[OLD=]NEW",
-        help="the layer's path among the objects of the checkpoint to write, "
-        'e.g. "model/embedding"; without OLD there must be one layer',
-    )
-    converts.add_argument(
-        "--table",
-        action="append",
-        default=[],
-        metavar="OLD=NEW",
-        help="another name for a table; a variable of SOK's, or a layer of one "
-        "table, becomes a table of this name of the layer that --layer says",
-    )
-    converts.add_argument(
-        "--ids",
-        action="store_true",
-        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
-    )
-    converts.add_argument(
-        "--step",
-        type=integer(0),
-        help="the number of updates made, where the source doesn't tell it",
-    )
-    converts.set_defaults(run=_run, work=_convert)
-    compacts = add_command(
-        commands,
-        "compact",
-        "merge a delta and its chain into one full checkpoint",
-        "Writes the full checkpoint that a delta stands for, without the model "
-        "and in bounded memory. The chain stays as it is.",
-        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
-    )
-    compacts.add_argument(
-        "source", metavar="path", help="a delta, or a folder: its latest one"
-    )
-    compacts.add_argument("destination", help="the checkpoint to write")
-    compacts.set_defaults(run=_run, work=_compact)
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -293,20 +245,17 @@ def _chain_as_text(files: Sequence[ChainFile]) -> list[str]:
     ]
     text = ["", f"Chain of '{files[-1].path}':", *value_table(lines)]
     for what in ("rows", "removed"):
-        deltas = {
-            f"delta {file.number}": getattr(file, what)
-            for file in files
-            if file.number
-        }
-        if not any(any(each.values()) for each in deltas.values()):
-            continue
-        tables = sorted({table for each in deltas.values() for table in each})
-        # "-": the delta has the whole table, or no keys.
-        counts = [
-            {what: table, **{d: deltas[d].get(table) for d in deltas}}
-            for table in tables
-        ]
-        text += ["", *value_table(counts)]
+        deltas = {f.number: getattr(f, what) for f in files if f.number}
+        if any(any(each.values()) for each in deltas.values()):
+            # "-": the delta has the whole table, or no keys.
+            counts = [
+                {
+                    what: table,
+                    **{f"delta {n}": deltas[n].get(table) for n in deltas},
+                }
+                for table in sorted(set().union(*deltas.values()))
+            ]
+            text += ["", *value_table(counts)]
     return text
 
 
@@ -318,79 +267,20 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _diff(args: argparse.Namespace) -> None:
-    a, b = (reading.read(path) for path in (args.source, args.other))
-    with _task("Comparing", a, b) as task:
-        found = differences.compare(a, b, task.advance)
-    if args.json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        show(*_difference_as_text(found))
-
-
-def _difference_as_text(found: Difference) -> list[str]:
-    lines = [f"A: {found.a}", f"B: {found.b}"]
-    rows = [
-        {
-            "table": table.path,
-            "values": name,
-            "rows in both": table.rows,
-            "only in A": table.only_a,
-            "only in B": table.only_b,
-            "changed": "-" if column.changed is None else column.changed,
-            "mean distance": f"{column.mean_distance:.6g}",
-            "max distance": f"{column.max_distance:.6g}",
-        }
-        for table in found.tables
-        for name, column in table.columns.items()
-    ]
-    if rows:
-        lines += ["", *value_table(rows), ""]
-    for table in found.tables:
-        for name, column in table.columns.items():
-            if column.changed is None:
-                lines.append(f"Rows of other widths: {name} of '{table.path}'")
-        for side, names in [
-            ("A", table.columns_only_a),
-            ("B", table.columns_only_b),
-        ]:
-            lines += [f"Only in {side}: {n} of '{table.path}'" for n in names]
-        if table.learning_rates is not None:
-            rates = "{} in A, {} in B".format(*table.learning_rates)
-            lines.append(f"Learning rate of '{table.path}': {rates}")
-    for side, names in [
-        ("A", [*found.tables_only_a, *found.others_only_a]),
-        ("B", [*found.tables_only_b, *found.others_only_b]),
-    ]:
-        lines += [f"Only in {side}: '{name}'" for name in names]
-    for layer, (in_a, in_b) in found.steps.items():
-        lines.append(f"Step of '{layer}': {in_a} in A, {in_b} in B")
-    return [*lines, *(f"Differs: '{name}'" for name in found.others)]
-
-
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
-    convert.check_destination(destination, args.to)
+    paths.check_new_checkpoint(destination)
     contents = reading.read(args.source)
     if not contents.tables:
-        raise InputError(
-            f"'{contents.path}' has no tables of this package, of TensorFlow's "
-            "TPU embeddings, of keras_rs, of Keras, or of SOK."
-        )
+        raise InputError(f"'{contents.path}' {NO_TABLES}")
     tables = dict(_pair(text, "--table") for text in args.table)
     convert.rename_tables(contents, tables, args.ids)
     convert.rename_layers(contents, _layers(args.layer, contents))
-    convert.fit(contents, args.to)
-    if args.to == "checkpoint":
-        convert.set_steps(contents, args.step)
-    elif args.step is not None:
-        raise InputError("--step: SOK's files have no step.")
+    convert.fit(contents)
+    convert.set_steps(contents, args.step)
     # The bar of saving would be a second one.
     with _task("Converting", contents) as task, progress.off():
-        if args.to == "checkpoint":
-            left = convert.write_checkpoint(contents, destination, task.advance)
-        else:
-            left = convert.write_sok(contents, destination, task.advance)
+        left = convert.write_checkpoint(contents, destination, task.advance)
     _report(contents, destination, left)
 
 
@@ -407,12 +297,11 @@ def _compact(args: argparse.Namespace) -> None:
     show(f"{files}: written to '{destination}'.")
 
 
-def _task(verb: str, contents: Contents, *more: Contents) -> progress.Task:
+def _task(verb: str, contents: Contents) -> progress.Task:
     """The task of reading all values."""
     total = sum(
         column.nbytes
-        for each in (contents, *more)
-        for table in each.tables
+        for table in contents.tables
         for column in table.all_columns.values()
     )
     name = os.path.basename(contents.path.rstrip("/"))
@@ -452,8 +341,7 @@ def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
         ]
         show(f"{table.path}: {list(table.shape)}, {', '.join(columns)}")
     for layer, step in contents.steps.items():
-        if f"the step of '{layer}'" not in left:
-            show(f"step of '{layer}': {step}")
+        show(f"step of '{layer}': {step}")
     show(f"Written to '{path}'.")
     for note in contents.notes:
         show(f"note: {note}", file=sys.stderr)

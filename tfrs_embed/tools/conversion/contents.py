@@ -13,6 +13,12 @@ from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.ops.update import PARAMETERS
 
+#: What a checkpoint lacks in which no library's tables are found.
+NO_TABLES = (
+    "has no tables of this package, of TensorFlow's TPU embeddings, of "
+    "keras_rs, of Keras, or of SOK."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:

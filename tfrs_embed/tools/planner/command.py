@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
-from typing import Any
 
 from tfrs_embed.configs.hardware import hardware, parse_bytes
 from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
     WRONG,
-    add_command,
     checked,
+    describe,
     fail,
     integer,
 )
@@ -22,12 +21,10 @@ from tfrs_embed.tools.planner.planning import plan
 from tfrs_embed.tools.planner.shortage import TablesDontFit
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to what `add_subparsers` returned."""
-    parser = add_command(
-        commands,
-        "plan",
-        "plan where tables go, and what a step will cost",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
         "Reads the tables and features of a model from a file of JSON, and "
         "prints where the tables should go on a number of replicas, why, and "
         "what a training step is predicted to cost. Nothing is built. "

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfrs_embed.tools.conversion import exported, reading
-from tfrs_embed.tools.conversion.contents import Contents
+from tfrs_embed.tools.conversion.contents import NO_TABLES, Contents
 from tfrs_embed.tools.report import page
 from tfrs_embed.tools.report.measured import measure_tables
 
-_NO_TABLES = (
-    "has no tables of this package, of TensorFlow's TPU embeddings, of "
-    "keras_rs, of Keras, or of SOK."
-)
 _UNTOUCHED = (
     "Untouched rows are those whose slots all have their initial values. A "
     "checkpoint doesn't hold these: they are taken to be zero, or, in slots "
@@ -49,7 +45,7 @@ def checkpoints(paths: Sequence[str]) -> page.Part:
     run = list({c.path: c for c in map(reading.read, paths)}.values())
     for each in run:
         if not each.tables:
-            raise ValueError(f"'{each.path}' {_NO_TABLES}")
+            raise ValueError(f"'{each.path}' {NO_TABLES}")
         first, other = ({t.path for t in c.tables} for c in (run[0], each))
         if first.isdisjoint(other):
             raise ValueError(

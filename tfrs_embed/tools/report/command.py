@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +11,7 @@ from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
     WRONG,
-    add_command,
+    describe,
     escaped_logs,
     fail,
     show,
@@ -20,12 +19,10 @@ from tfrs_embed.tools.command_line import (
 from tfrs_embed.tools.report.writing import write
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to those of `add_subparsers`."""
-    parser = add_command(
-        commands,
-        "report",
-        "make a page of pictures of checkpoints, plans, limits or logs",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
         "Makes one page of HTML with the tables' sizes, norms, dead and hot "
         "rows, their places on replicas, and their growth over checkpoints. "
         "docs/reports.md shows one.",

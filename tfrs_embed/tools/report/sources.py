@@ -37,13 +37,15 @@ def read(paths: Sequence[str]) -> list[Part]:
             path = paths_lib.resolve(given, "path")
             if statistics_log.is_log(path):
                 parts.append(statistics_log.statistics_log(path))
-                run += _listed(path)  # It may have checkpoints, too.
+                run += listing.checkpoints(
+                    path
+                )  # It may have checkpoints, too.
             elif exported.is_saved_model(path):
                 parts.append(checkpoints([path]))
             elif path.endswith(".json"):
                 parts.append(_json(path))
             else:
-                run += _listed(path) or [path]
+                run += listing.checkpoints(path) or [path]
         return [*parts, checkpoints(run)] if run else parts
     except InputError as error:
         raise ValueError(f"{error} {_KINDS}") from None
@@ -68,15 +70,3 @@ def _json(path: str) -> Part:
         f"'{path}' is neither a plan's JSON (Plan.to_json, plan --output) nor "
         "a limits report's (LimitsReport.to_json)."
     )
-
-
-def _listed(folder: str) -> list[str]:
-    """Returns the checkpoints that a folder's file lists and that exist."""
-    state = listing.state_of(folder)
-    if state is None:
-        return []
-    return [
-        each
-        for each in state.all_model_checkpoint_paths
-        if tf.io.gfile.exists(f"{each}.index")
-    ]

@@ -17,8 +17,8 @@ from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
     WRONG,
-    add_command,
     checked,
+    describe,
     fail,
     show,
 )
@@ -45,12 +45,10 @@ _OF_PROGRAM = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands."""
-    parser = add_command(
-        commands,
-        "tpu-check",
-        "check a training script's TPU programs without a TPU",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    describe(
+        parser,
         "Runs a script that trains on TPUs, up to the second call "
         "of a function that runs there, on a machine without any. TensorFlow "
         "traces and lowers its programs for the slice, and libtpu, where it is "
