@@ -799,3 +799,75 @@ def test_files_of_sok_are_in_their_folder(name, kind, tmp_path, capsys):
     err = capsys.readouterr().err
     assert f"'{folder / name}' is no file, or a link to one outside" in err
     assert not list(tmp_path.glob("new*"))
+
+
+# To SOK.
+
+
+def trained_by_key(optimizer):
+    layer = tfrs_embed.All2AllDenseEmbedding(100, 4, 1, 1, optimizer=optimizer)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(KEYS[:, None, None], training=True) ** 2)
+    differentiate(tape, loss, layer.trainable_variables)
+    return layer
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_tables_of_keys_go_to_sok_and_back(optimizer, tmp_path, capsys):
+    layer = trained_by_key(optimizer)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "ours"))
+    sok, back = str(tmp_path / "sok"), str(tmp_path / "back")
+    assert main(["convert", path, sok, "--to", "sok"]) == 0
+    assert "not taken over: the step of 'layer'" in capsys.readouterr().err
+    slots = {
+        "sgd": [],
+        "adagrad": ["layer-Adagrad-accumulator"],
+        "adam": ["layer-Adam-m", "layer-Adam-v"],
+    }[optimizer]
+    assert sorted(os.listdir(sok)) == sorted(
+        ["layer-key", "layer-weight", *slots]
+    )
+    assert main(["convert", sok, back]) == 0
+    restored = restore_by_key(back, optimizer)
+    assert_has_rows(restored, KEYS, tf.squeeze(layer(KEYS[:, None, None])))
+    by_key = [
+        np.argsort(np.asarray(one.table.variables["keys"]))
+        for one in (layer, restored)
+    ]
+    for slot, value in layer.table.slots.items():
+        np.testing.assert_array_equal(
+            np.asarray(value)[by_key[0]],
+            np.asarray(restored.table.slots[slot])[by_key[1]],
+        )
+
+
+def test_files_for_sok_are_as_sok_reads_them(tmp_path, capsys):
+    layer = trained_by_key("adam")
+    path = tf.train.Checkpoint(m=tf.train.Checkpoint(e_1=layer)).save(
+        str(tmp_path / "ours")
+    )
+    expected = dict(
+        zip(
+            KEYS.tolist(),
+            tf.squeeze(layer(KEYS[:, None, None])).numpy().tolist(),
+            strict=True,
+        )
+    )
+
+    def found(keys, values):
+        rows = values.reshape(len(keys), 4).tolist()
+        return dict(zip(keys.tolist(), rows, strict=True))
+
+    dump = tmp_path / "dump"
+    assert main(["convert", path, str(dump), "--to", "sok"]) == 0
+    write_dump(tmp_path, "m/e_1", KEYS, VALUES, {"Adam-m": VALUES})
+    for kind in ("key", "weight", "Adam-m"):
+        with open(tmp_path / f"m_e_1-{kind}", "rb") as file:
+            header = file.read(296)
+        with open(dump / f"m_e_1-{kind}", "rb") as file:
+            assert file.read(296) == header
+    keys = np.fromfile(dump / "m_e_1-key", np.int64, offset=296)
+    values = np.fromfile(dump / "m_e_1-weight", np.float32, offset=296)
+    assert found(keys, values) == expected
+    assert main(["convert", path, str(dump), "--to", "sok"]) == 2
+    assert f"There is '{dump}' already" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from tfrs_embed import (
     TableConfig,
 )
 from tfrs_embed.compat import kerases
+from tfrs_embed.tools.conversion.convert import TARGETS
 
 pytestmark = [pytest.mark.tools, on("keras:3", tier="nightly")]
 
@@ -210,6 +211,47 @@ def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     assert "plain/step" not in keys
 
 
+@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
+@ALL
+def test_files_of_sok_hold_keys_and_rows(case, folder, tmp_path, capsys):
+    layer = model_of(case)[1]
+    there = tmp_path / "sok"
+    err = convert(capsys, saved(case, folder), there, "--to", "sok")
+    expected = numbers(layer)
+    # All else is said, once each.
+    lost = ["step", "learning_rate", *COUNTERS]
+    for name in list(expected):
+        last = name.rpartition("/")[2]
+        if last in lost:
+            del expected[name]
+            assert err.count(f"{last} of 'layer") == 1
+    assert err.count("not taken over: ") == err.count("\n")
+
+    # A variable of SOK's becomes a table of any layer.
+    by_id = [] if any("keys" in name for name in expected) else ["--ids"]
+    variable = "layer" if case.startswith(("all2all", "emb")) else "layer_t"
+    names = ["--layer", "layer", "--table", f"{variable}=t"]
+    if case.startswith("dynamic"):
+        names = ["--layer", "layer", "--table", "layer_table=table"]
+    elif case == "all2all-rows":
+        names = ["--layer", "=layer", "--table", "layer="]
+    elif case.startswith("all2all"):
+        names = []
+    if case.startswith("embedding"):
+        make = CASES["partial-large"][0]
+        expected = {"t/parameters": expected["embeddings"]}
+    else:
+        make = CASES[case][0]
+    new = str(tmp_path / "new")
+    convert(capsys, there, new, "--step", 7, *by_id, *names)
+    layer = make()
+    layer.build([None])
+    tf.train.Checkpoint(layer=layer).restore(new).expect_partial()
+    found = numbers(layer)
+    assert_same({name: found[name] for name in expected}, expected)
+    assert found.get("step", 7) == 7
+
+
 @on("keras:3", tier="more")
 @pytest.mark.parametrize(
     "case, kind",
@@ -284,7 +326,8 @@ def test_saved_models_become_checkpoints(case, tmp_path, capsys):
     assert_same(found, expected)
 
 
-def test_keys_that_are_none_are_refused(tmp_path, capsys):
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_that_are_none_are_refused(target, tmp_path, capsys):
     variables = {
         "parameters": tf.Variable(tf.zeros([3, 2])),
         "keys": tf.Variable([1, 2, 3]),
@@ -294,7 +337,7 @@ def test_keys_that_are_none_are_refused(tmp_path, capsys):
         objects = tf.train.Checkpoint(**{name: objects})
     path = objects.write(str(tmp_path / "old"))
     to = tmp_path / "to" / "new"
-    assert main(["convert", path, str(to)]) == 1
+    assert main(["convert", path, str(to), "--to", target]) == 1
     err = capsys.readouterr().err
     assert "'layer/tables/t/keys'" in err
     assert "is int32 of shape [3], not int64 of rank 1" in err
