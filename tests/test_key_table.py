@@ -27,7 +27,7 @@ from nightly import ALL
 from plans import nightly, without_kernels
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
-from tfrs_embed.storage.key_table import Found, KeyTable
+from tfrs_embed.storage.key_table import FoundKeys, KeyTable
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -304,10 +304,10 @@ def test_rows_that_are_written_for_other_keys_are_found_out():
     # A plan's rows are written when another plan shows them.
     table.remove(np.array([3]))
     plan = table.reserve(int64([2, 10]), None, 4)
-    planned = table.check(Found(plan.rows, keys, None, plan.versions))[0]
+    planned = table.check(FoundKeys(plan.rows, keys, None, plan.versions))[0]
     np.testing.assert_array_equal(planned, plan.rows)
     table.reserve(int64([11]), None, 4)
-    rows, changed = table.check(Found(plan.rows, keys, None, plan.versions))
+    rows, changed = table.check(FoundKeys(plan.rows, keys, None, plan.versions))
     assert (rows.numpy().tolist(), int(changed)) == ([first, ABSENT], 1)
 
 

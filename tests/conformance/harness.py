@@ -39,7 +39,7 @@ FOLDER = tempfile.TemporaryDirectory()
 @contextlib.contextmanager
 def replicas_on_host(number):
     """The strategy's hosts have so many replicas for layers that are built."""
-    shared = replicas.of(tf.distribute.get_strategy())
+    shared = replicas.get_replicas(tf.distribute.get_strategy())
     before, shared.on_host = shared.on_host, number
     yield
     shared.on_host = before

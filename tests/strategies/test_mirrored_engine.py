@@ -185,7 +185,7 @@ def logical(values):
 def assert_equal_copies(strategy, layer):
     """Asserts that all replicas' tables and slots are equal, bit for bit."""
     variables = variables_of(layer.engine)
-    all_replicas = replicas.of(strategy)
+    all_replicas = replicas.get_replicas(strategy)
     slot = all_replicas.allocate(len(variables))
 
     @tf.function(autograph=False)

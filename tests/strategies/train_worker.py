@@ -19,7 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.distribution import handshake, waits
+from tfrs_embed.distribution import handshake, long_waits
 
 ROWS, BATCH = 50, 8
 
@@ -87,7 +87,7 @@ def main():
     if args.fault == "missing":
         handshake.TIMEOUT_S = 5
     if args.fault in ("missing", *ALONE):
-        waits.AFTER_S = 1
+        long_waits.AFTER_S = 1
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if args.heartbeat:
         tfrs_embed.set_heartbeat_timeout(args.heartbeat)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
-from tfrs_embed.distribution import key_value_store, waits
+from tfrs_embed.distribution import key_value_store, long_waits
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
@@ -84,7 +84,7 @@ class Session:
         prefix = f"tfrs_embed/{replicas.group}/save"
         key = f"{prefix}/{number}"
         mine = json.dumps([self._folder, [*self._counts.values()]])
-        with waits.together(replicas, "save sharded tables"):
+        with long_waits.together(replicas, "save sharded tables"):
             texts = _exchange(replicas, f"{key}/to", mine)
         folders, counts = zip(*map(json.loads, texts), strict=True)
         for worker, theirs in enumerate(folders[1:], 1):
@@ -155,7 +155,7 @@ def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:
             )
             for worker in range(replicas.workers)
         ]
-    except key_value_store.Late as late:
+    except key_value_store.WaitTimeoutError as late:
         raise RuntimeError(
             f"Worker {late.worker} has not saved within {TIMEOUT_S} s of this "
             "one. All workers must save a sharded table at the same time."

@@ -34,10 +34,10 @@ def of_tables(
     """Describes tables, by the name of each in errors."""
     return {
         f"Table '{table.name}'": {
-            **{field: of(getattr(table, field)) for field in _OF_TABLE},
+            **{field: describe(getattr(table, field)) for field in _OF_TABLE},
             "optimizer": _of_optimizer(optimizers.get(table.name)),
             # Large arrays have a digest.
-            "hot_rows": of(np.asarray(table.hot_rows, np.int64)),
+            "hot_rows": describe(np.asarray(table.hot_rows, np.int64)),
         }
         for table in tables
     }
@@ -51,10 +51,10 @@ def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
             "max_sequence_length": feature.max_sequence_length,
             # Workers' batches may have different sizes.
             "output_shape": feature.output_shape
-            and ["batch", *of(feature.output_shape[1:])],
+            and ["batch", *describe(feature.output_shape[1:])],
             "sequences": feature.sequences,
             "combiner": "table" if feature.combined else None,
-            "hashing": of(feature.hashing),
+            "hashing": describe(feature.hashing),
             "padding_value": feature.padding_value,
         }
         for feature in features
@@ -66,14 +66,14 @@ def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
         return None
     rate = optimizer.rate
     return {
-        "rule": of(optimizer.rule),
-        **of(optimizer.options.given()),
-        "learning_rate": of(rate.given()),
+        "rule": describe(optimizer.rule),
+        **describe(optimizer.options.given()),
+        "learning_rate": describe(rate.given()),
         "learning_rate is multiplied by": rate.formulas,
     }
 
 
-def of(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """Describes a value by numbers, strings, None, lists and dicts.
 
     Every process that has the value describes it the same way.
@@ -92,12 +92,12 @@ def of(value: Any) -> Any:
     if isinstance(value, tf.TensorShape):
         return None if value.rank is None else value.as_list()
     if isinstance(value, Mapping):
-        return {str(key): of(each) for key, each in value.items()}
+        return {str(key): describe(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [of(each) for each in value]
+        return [describe(each) for each in value]
     if isinstance(value, functools.partial):
-        described = [of(each) for each in (value.func, value.args)]
-        return {"partial": [*described, of(value.keywords)]}
+        described = [describe(each) for each in (value.func, value.args)]
+        return {"partial": [*described, describe(value.keywords)]}
     if hasattr(value, "__qualname__"):
         return _name(value)
     return _of_object(value)
@@ -106,7 +106,7 @@ def of(value: Any) -> Any:
 def _of_object(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         settings = {
-            field.name: of(getattr(value, field.name))
+            field.name: describe(getattr(value, field.name))
             for field in dataclasses.fields(value)
         }
         return {"class": _name(type(value)), **settings}
@@ -114,7 +114,7 @@ def _of_object(value: Any) -> Any:
         config = value.get_config()
     except Exception:  # There is no config, or none of this object.
         return _name(type(value))
-    return {"class": _name(type(value)), "config": of(config)}
+    return {"class": _name(type(value)), "config": describe(config)}
 
 
 def _of_array(value: Any) -> Any:
@@ -131,7 +131,7 @@ def _of_array(value: Any) -> Any:
     if array.dtype == np.float32:
         # 0.1, not 0.10000000149011612.
         array = np.vectorize(lambda x: float(str(x)), otypes=[object])(array)
-    return of(array.tolist())
+    return describe(array.tolist())
 
 
 def _name(value: Any) -> str:

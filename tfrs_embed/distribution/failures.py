@@ -45,7 +45,7 @@ def largest_of_workers(strategy: tf.distribute.Strategy, number: int) -> int:
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return number
-    shared = replicas.of(strategy)
+    shared = replicas.get_replicas(strategy)
     if shared.world == 1:
         return number
     if strategy not in _largest:

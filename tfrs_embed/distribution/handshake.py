@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat.version import __version__
-from tfrs_embed.distribution import key_value_store, survivors, waits
+from tfrs_embed.distribution import dead_workers, key_value_store, long_waits
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops import backend
@@ -73,13 +73,13 @@ def compare_workers(
     """
     if not _has_several(strategy):
         return
-    replicas = replicas_lib.of(strategy)
-    survivors.watch(replicas)
+    replicas = replicas_lib.get_replicas(strategy)
+    dead_workers.watch(replicas)
     mine = {**facts(), _PROGRAM: program()}
     try:
-        with tf.init_scope(), waits.together(replicas, f"build {name}"):
+        with tf.init_scope(), long_waits.together(replicas, f"build {name}"):
             _compare(replicas, name, mine, TIMEOUT_S)
-    except key_value_store.Late as late:
+    except key_value_store.WaitTimeoutError as late:
         raise RuntimeError(
             f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
             "of this one. All workers must build the same layers in the same "
@@ -95,8 +95,13 @@ def compare_actions(strategy: tf.distribute.Strategy, name: str) -> None:
     """
     # Without timeouts, this would wait forever for a worker that never comes.
     if _has_several(strategy) and key_value_store.has_timeouts():
-        with tf.init_scope(), contextlib.suppress(key_value_store.Late):
-            _compare(replicas_lib.of(strategy), name, {}, _CALL_TIMEOUT_S)
+        with (
+            tf.init_scope(),
+            contextlib.suppress(key_value_store.WaitTimeoutError),
+        ):
+            _compare(
+                replicas_lib.get_replicas(strategy), name, {}, _CALL_TIMEOUT_S
+            )
 
 
 def _has_several(strategy: tf.distribute.Strategy) -> bool:
@@ -150,7 +155,9 @@ def _linger(replicas: Replicas, prefix: str) -> None:
     end = time.monotonic() + _LINGER_S
     for worker in range(replicas.workers):
         left = max(0.0, end - time.monotonic())
-        with contextlib.suppress(key_value_store.Late, tf.errors.OpError):
+        with contextlib.suppress(
+            key_value_store.WaitTimeoutError, tf.errors.OpError
+        ):
             key_value_store.receive(
                 replicas, f"{prefix}/seen/{worker}", worker, left
             )

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import context
 from tfrs_embed.distribution import heartbeats
-from tfrs_embed.distribution.peers import is_there
+from tfrs_embed.distribution.peer_health import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _INTERVAL_S = 2
 _PATIENCE = 3
 
 
-class Late(TimeoutError):
+class WaitTimeoutError(TimeoutError):
     """A worker has not sent its text in time."""
 
     def __init__(self, worker: int) -> None:
@@ -103,7 +103,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
     """Waits up to `timeout` seconds for the text that a worker sends.
 
     Raises:
-        Late: the text was not sent in this time.
+        WaitTimeoutError: the text was not sent in this time.
         tf.errors.UnavailableError: the worker has ended; or it, or the service,
             does not answer.
     """
@@ -117,7 +117,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
             return service.get_config_key_value(key)
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
-                raise Late(worker) from None
+                raise WaitTimeoutError(worker) from None
         _require_alive(replicas, worker)
         missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:

@@ -43,7 +43,7 @@ _of_strategy: Any = weakref.WeakKeyDictionary()
 _numbers: Counter[str] = Counter()
 
 
-def of(strategy: tf.distribute.Strategy) -> Replicas:
+def get_replicas(strategy: tf.distribute.Strategy) -> Replicas:
     """Returns the replicas of a strategy, the same object each time.
 
     The default strategy has one replica.

@@ -45,7 +45,7 @@ def collectives(
     return [Collective("all_to_all", size) for size in sizes]
 
 
-class Received(NamedTuple):
+class ReceivedKeys(NamedTuple):
     """Requests to a replica, and the layout of its own request.
 
     Attributes:
@@ -58,7 +58,7 @@ class Received(NamedTuple):
         bucket: scalar int32, the capacity's number.
         table_of: [world * capacity] int32, each row's table, if keys of several
             tables may be equal; padding is 0.
-        collected: a `Collected`, if the exchange has two stages.
+        collected: a `CollectedKeys`, if the exchange has two stages.
     """
 
     rows: tf.Tensor
@@ -71,7 +71,7 @@ class Received(NamedTuple):
     collected: Any = None
 
 
-class Collected(NamedTuple):
+class CollectedKeys(NamedTuple):
     """One replica's keys for its group, if the exchange has two stages.
 
     Attributes:
@@ -80,9 +80,9 @@ class Collected(NamedTuple):
         second: the second stage, of the unique keys.
     """
 
-    first: Received
+    first: ReceivedKeys
     route: Route
-    second: Received
+    second: ReceivedKeys
 
 
 class RowExchange:
@@ -138,7 +138,7 @@ class RowExchange:
         routes: Mapping[int, Route],
         longest: tf.Tensor,
         training: bool,
-    ) -> dict[int, Received]:
+    ) -> dict[int, ReceivedKeys]:
         """Sends keys to their shards; returns the others' requests.
 
         `longest`, int64, begins with the largest of all replicas' `sizes`.
@@ -155,7 +155,7 @@ class RowExchange:
             rows, table_of, places = operations.read_keys(
                 message, capacity, tables
             )
-            found[i] = Received(
+            found[i] = ReceivedKeys(
                 rows,
                 places,
                 position,
@@ -169,7 +169,7 @@ class RowExchange:
     def send(
         self,
         replica: int,
-        received: Mapping[int, Received],
+        received: Mapping[int, ReceivedKeys],
         values: Mapping[int, tf.Tensor],
         kind: int,
     ) -> dict[int, tf.Tensor]:
@@ -236,7 +236,7 @@ class TwoStages(RowExchange):
         routes: Mapping[int, Route],
         longest: tf.Tensor,
         training: bool,
-    ) -> dict[int, Received]:
+    ) -> dict[int, ReceivedKeys]:
         firsts = super().send_keys(replica, routes, longest, training)
         collected = {
             i: self._second.route(
@@ -260,7 +260,7 @@ class TwoStages(RowExchange):
             i: second._replace(
                 position=first.position,
                 num_rows=first.num_rows,
-                collected=Collected(first, collected[i], second),
+                collected=CollectedKeys(first, collected[i], second),
             )
             for (i, first), second in zip(
                 firsts.items(), seconds.values(), strict=True
@@ -270,7 +270,7 @@ class TwoStages(RowExchange):
     def send(
         self,
         replica: int,
-        received: Mapping[int, Received],
+        received: Mapping[int, ReceivedKeys],
         values: Mapping[int, tf.Tensor],
         kind: int,
     ) -> dict[int, tf.Tensor]:

@@ -19,8 +19,8 @@ from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
+    JointEngine,
     LookupCall,
-    Together,
     refuse_to_train,
 )
 from tfrs_embed.engines.norms import norm_factors
@@ -56,7 +56,7 @@ class Residuals(NamedTuple):
     after: list[tf.Tensor]
 
 
-class CollectiveEngine(Engine, Together):
+class CollectiveEngine(Engine, JointEngine):
     """Keeps a shard of the tables on each replica of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
@@ -71,7 +71,7 @@ class CollectiveEngine(Engine, Together):
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options, Moments())
-        self._replicas = replicas.of(options.strategy)
+        self._replicas = replicas.get_replicas(options.strategy)
         self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None
@@ -221,7 +221,7 @@ class CollectiveEngine(Engine, Together):
         return self._step
 
     @property
-    def together(self) -> Together:
+    def together(self) -> JointEngine:
         return self
 
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:

@@ -12,8 +12,8 @@ from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
+    JointEngine,
     LookupCall,
-    Together,
 )
 from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.options import EngineOptions
@@ -79,7 +79,7 @@ class CompositeEngine(Engine, FixedBatches):
         return self._step
 
     @property
-    def together(self) -> Together | None:
+    def together(self) -> JointEngine | None:
         able = [e.together for e in self._engines if e.together is not None]
         # All engines of a strategy decide with the same collective.
         return max(able, key=lambda e: e.begins_early, default=None)

@@ -110,7 +110,7 @@ class Engine(abc.ABC):
         return any(table.keys is not None for table in self.tables)
 
     @property
-    def together(self) -> Together | None:
+    def together(self) -> JointEngine | None:
         """Decides with the other replicas; None: there are none."""
         return None
 
@@ -172,7 +172,7 @@ class FixedBatches(abc.ABC):
         """Raises the hardware's limits to what a global batch's bags need."""
 
 
-class Together(abc.ABC):
+class JointEngine(abc.ABC):
     """An engine of several replicas, which look up and decide together.
 
     Attributes:

@@ -21,7 +21,7 @@ from tfrs_embed.distribution.row_exchange import (
     COUNTS,
     GRADIENTS,
     ROWS,
-    Received,
+    ReceivedKeys,
     RowExchange,
 )
 from tfrs_embed.distribution.wire import Wire
@@ -35,7 +35,7 @@ from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.storage.row_store import IdsOfTables, Located
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """A replica's keys, and the keys that it received.
 
     Mappings have a value for each group of tables, by the group's number.
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     groups: dict[int, TableGroup]
     routes: dict[int, Route]
     hot: dict[int, HotKeys]
-    received: Mapping[int, Received] = {}
+    received: Mapping[int, ReceivedKeys] = {}
     positions: Mapping[int, Sequence[tf.Tensor]] = {}
     located: Located | None = None
 
@@ -83,8 +83,8 @@ class RowLookup:
     agree: Callable[[], Consensus | None]
 
     def lookup(
-        self, replica: int, asked: Asked, training: bool
-    ) -> tuple[Asked, dict[int, tf.Tensor]]:
+        self, replica: int, asked: RowRequest, training: bool
+    ) -> tuple[RowRequest, dict[int, tf.Tensor]]:
         """Finds and reads the rows of received keys, on a local replica.
 
         Returns `asked` with the rows' numbers; and each group's rows, [n, dim],
@@ -103,7 +103,9 @@ class RowLookup:
             rows.update(zip(asked.keyed, checked, strict=True))
         return asked, rows
 
-    def _locate(self, replica: int, asked: Asked, training: bool) -> Asked:
+    def _locate(
+        self, replica: int, asked: RowRequest, training: bool
+    ) -> RowRequest:
         """Finds keys' rows; reserves some for new keys in a training step."""
         shard, received = self.shards[replica], {**asked.received}
         counts: Mapping[int, tf.Tensor] = {}
@@ -154,7 +156,10 @@ class RowLookup:
         return tf.dynamic_stitch(places, found)
 
     def contributions(
-        self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
+        self,
+        replica: int,
+        asked: RowRequest,
+        gradients: Mapping[int, tf.Tensor],
     ) -> dict[str, GradientContributions]:
         """Contributions of rows' gradients to a replica's shard, by table."""
         if asked.located is not None:
@@ -170,8 +175,11 @@ class RowLookup:
         return contributions
 
     def _commit(
-        self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
-    ) -> Asked:
+        self,
+        replica: int,
+        asked: RowRequest,
+        gradients: Mapping[int, tf.Tensor],
+    ) -> RowRequest:
         """Gives new keys their rows; leaves out keys that get none."""
         store, received = self.shards[replica].store, {**asked.received}
         assert asked.located is not None
@@ -222,12 +230,12 @@ class RowInput:
         bags: Sequence[BaggedIds],
         without: Sequence[int],
         training: bool,
-    ) -> Asked:
+    ) -> RowRequest:
         """Finds the shards of ids, which may be invalid.
 
         Features at the indices `without` are not exchanged by rows.
         """
-        asked = Asked({}, {}, {})
+        asked = RowRequest({}, {}, {})
         for i, every in enumerate(self.groups):
             group = every.without(without)
             if not group.features:
@@ -246,8 +254,12 @@ class RowInput:
         return asked
 
     def send(
-        self, replica: int, asked: Asked, longest: tf.Tensor, training: bool
-    ) -> Asked:
+        self,
+        replica: int,
+        asked: RowRequest,
+        longest: tf.Tensor,
+        training: bool,
+    ) -> RowRequest:
         """Sends keys, and receives the keys of other replicas.
 
         `longest` is the maximum of all replicas' `RowExchange.sizes`.
@@ -272,10 +284,10 @@ class RowOutput:
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        asked: Asked,
+        asked: RowRequest,
         rows: Mapping[int, tf.Tensor],
         training: bool,
-    ) -> tuple[Asked, dict[int, tf.Tensor]]:
+    ) -> tuple[RowRequest, dict[int, tf.Tensor]]:
         """Answers with rows, and combines the answers to this replica.
 
         Returns `asked` with its `positions`, and the features' vectors by
@@ -309,7 +321,7 @@ class RowOutput:
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        asked: Asked,
+        asked: RowRequest,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[dict[int, tf.Tensor], dict[str, GradientContributions]]:
         """Sends gradients to the rows' shards.

@@ -36,10 +36,10 @@ from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.hot_row_copies import HotRows
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import (
-    Asked,
     RowInput,
     RowLookup,
     RowOutput,
+    RowRequest,
 )
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
@@ -50,7 +50,7 @@ from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.storage.sharded import Part
 
 
-class _Begun(NamedTuple):
+class _StartedLookup(NamedTuple):
     """A lookup whose ids are not sent yet.
 
     Attributes:
@@ -61,14 +61,14 @@ class _Begun(NamedTuple):
     """
 
     by_vectors: list[int]
-    asked: Asked
+    asked: RowRequest
     sizes: Any
 
 
-class _Kept(NamedTuple):
+class _RowResiduals(NamedTuple):
     """The exchange by rows, and the bags that this replica received, if any."""
 
-    asked: Asked
+    asked: RowRequest
     vectors: VectorsReceived | None
 
 
@@ -214,7 +214,9 @@ class RowWiseEngine(CollectiveEngine):
                 self._vectors.send_vectors(replica, bags, vectors, sums)
             )
             after += [b.ids for b in vectors.bags]
-        residuals = Residuals(replica, list(bags), _Kept(asked, vectors), after)
+        residuals = Residuals(
+            replica, list(bags), _RowResiduals(asked, vectors), after
+        )
         return [activations[i] for i in range(len(bags))], residuals
 
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
@@ -232,7 +234,7 @@ class RowWiseEngine(CollectiveEngine):
 
     def _begin(
         self, replica: int, bags: Sequence[BaggedIds], training: bool
-    ) -> _Begun:
+    ) -> _StartedLookup:
         """Finds the shards of ids, and the sizes here; ids may be invalid."""
         by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
         asked = self._input.begin(replica, bags, by_vectors, training)
@@ -240,7 +242,7 @@ class RowWiseEngine(CollectiveEngine):
         if by_vectors:
             counts = tf.stack([bags[i].count for i in by_vectors])
             most = tf.cast(tf.reduce_max(counts), tf.int64)
-        return _Begun(
+        return _StartedLookup(
             by_vectors, asked, [*self._row_exchange.sizes(asked.routes), most]
         )
 
@@ -264,7 +266,9 @@ class RowWiseEngine(CollectiveEngine):
         # The tensors that exist once the ids are valid.
         parts = begun.asked.routes, begun.asked.hot
 
-        def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> _Begun:
+        def finish(
+            tensors: list[tf.Tensor], longest: tf.Tensor
+        ) -> _StartedLookup:
             routes, hot = tf.nest.pack_sequence_as(parts, tensors)
             asked = begun.asked._replace(routes=routes, hot=hot)
             return begun._replace(asked=asked, sizes=longest)

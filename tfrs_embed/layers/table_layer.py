@@ -15,7 +15,7 @@ from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.engines.engine import FixedBatches, Together
+from tfrs_embed.engines.engine import FixedBatches, JointEngine
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
@@ -342,7 +342,7 @@ class TableLayer(TableHolder):
         self,
         inputs: _Inputs,
         training: bool | None,
-        together: Together | None,
+        together: JointEngine | None,
     ) -> tuple[list[BaggedIds], Any]:
         """Checks ids; begins a lookup while replicas agree on their validity.
 

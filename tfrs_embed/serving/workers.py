@@ -33,7 +33,7 @@ def joined(strategy: tf.distribute.Strategy, numbers: np.ndarray) -> np.ndarray:
     """Joins [n] int64 of all workers, in one order; all must call."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return numbers
-    shared = replicas.of(strategy)
+    shared = replicas.get_replicas(strategy)
     if strategy not in _gatherings:
         _gatherings[strategy] = Gathering(shared, "export a model")
     none = [np.zeros([0], np.int64)] * (shared.local - 1)

@@ -74,7 +74,7 @@ class DynamicTable(TableState):
         the engine's number of updates.
         """
         assert self.strategy is not None
-        shared, exchange = replicas.of(self.strategy), None
+        shared, exchange = replicas.get_replicas(self.strategy), None
         if shared.workers > 1:
             from tfrs_embed.storage.retrieval import Exchange
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat.graphs import TracedOnce
-from tfrs_embed.distribution import waits
+from tfrs_embed.distribution import long_waits
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
 # A shard sends at most this many numbers of 64 bits in a block: 16 MiB.
@@ -62,7 +62,7 @@ class Gathering:
 
     def _gather(self, sent: Sequence[np.ndarray]) -> np.ndarray:
         """Gathers equally many int64 of each shard: [shards, n]."""
-        with waits.together(self._replicas, self._action):
+        with long_waits.together(self._replicas, self._action):
             gathered = self._collect(*map(tf.constant, sent)).numpy()
         by_rank = gathered.reshape([self._replicas.world, -1])
         return by_rank[:, : len(sent[0])]

@@ -59,7 +59,7 @@ class KeyRows(NamedTuple):
     versions: tf.Tensor
 
 
-class Found(NamedTuple):
+class FoundKeys(NamedTuple):
     """The rows of keys at a moment.
 
     Attributes:
@@ -177,7 +177,7 @@ class KeyTable:
         keys: tf.Tensor,
         table_of: tf.Tensor | None = None,
         in_memory: bool = False,
-    ) -> Found:
+    ) -> FoundKeys:
         """Finds the rows of keys, to read and then `check`.
 
         `in_memory` says whether the vectors that are found are also those of
@@ -185,7 +185,7 @@ class KeyTable:
         """
         if not self._spills:
             rows, versions = self._run("find", keys, _given(table_of))
-            return Found(rows, keys, table_of, versions)
+            return FoundKeys(rows, keys, table_of, versions)
         rows, versions, *spilled = self._run(
             "look_up_spilled",
             keys,
@@ -194,9 +194,9 @@ class KeyTable:
             dim=self._spills[0].dim,
             T=tf.float32,
         )
-        return Found(rows, keys, table_of, versions, *spilled)
+        return FoundKeys(rows, keys, table_of, versions, *spilled)
 
-    def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
+    def check(self, found: FoundKeys) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns rows with `ABSENT` for stale ones; and how many those are.
 
         Rows are stale that were given to another key, or reserved, since
@@ -207,7 +207,7 @@ class KeyTable:
         )
         return current, changed
 
-    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
+    def check_vectors(self, found: FoundKeys, vectors: tf.Tensor) -> tf.Tensor:
         """Returns vectors, [n, dim], with zeros where a row changed its key.
 
         The vectors were read from the rows after `lookup`. Vectors from

@@ -21,7 +21,7 @@ from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.storage.growing_rows import GrowingRows
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
-from tfrs_embed.storage.key_table import Found
+from tfrs_embed.storage.key_table import FoundKeys
 from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
 from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 from tfrs_embed.storage.row_store import (
@@ -42,7 +42,7 @@ class _Group(NamedTuple):
 
     places: list[int]
     shards: KeyedShards
-    rows: Found | Reservation
+    rows: FoundKeys | Reservation
 
 
 class KeyedRows(GrowingRows):
@@ -118,7 +118,7 @@ class KeyedRows(GrowingRows):
         bags: Sequence[BaggedIds] | None = None,
     ) -> list[tf.Tensor]:
         # No other thread changes reserved rows.
-        groups = [g for g in located.kept if isinstance(g.rows, Found)]
+        groups = [g for g in located.kept if isinstance(g.rows, FoundKeys)]
         places = [place for group in groups for place in group.places]
         checked = list(vectors)
         if not places:
@@ -199,7 +199,7 @@ def _put(
         values[i] = part
 
 
-def _num_changed(shards: KeyedShards, found: Found) -> tf.Tensor:
+def _num_changed(shards: KeyedShards, found: FoundKeys) -> tf.Tensor:
     """The number of rows that changed keys, or were in spills, int64."""
     changed = shards.key_table.check(found)[1]
     if found.vectors is None:

@@ -20,7 +20,7 @@ from tfrs_embed.storage.key_rules import (
     LiveKeys,
     key_rules,
 )
-from tfrs_embed.storage.key_table import Found, KeyTable
+from tfrs_embed.storage.key_table import FoundKeys, KeyTable
 from tfrs_embed.storage.row_store import TableShare
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class KeyedShards:
         self.dim = shards[0].table.dim
         self.names = [shard.table.name for shard in shards]
 
-    def read(self, found: Found) -> tf.Tensor:
+    def read(self, found: FoundKeys) -> tf.Tensor:
         """Reads keys' vectors, [n, dim]; see `KeyTable.check_vectors`."""
         store, number = self.shards[0].store, len(self.shards)
         with tf.device(store.device):

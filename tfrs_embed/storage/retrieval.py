@@ -252,7 +252,7 @@ def _sent(
     return tf.reshape(got, [-1, capacity])[:, :size]
 
 
-def find(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
+def retrieve(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
     """See `TableState.top_k`."""
     spec, checks = state.spec, Checks()
     where = f"Table '{spec.name}'"

@@ -23,7 +23,7 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
-from tfrs_embed.distribution import waits
+from tfrs_embed.distribution import long_waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
 from tfrs_embed.ops.update import PARAMETERS
@@ -394,7 +394,7 @@ class ShardedVariable(CompositeVariable, Rows):
         """Reports if the collective inside waits long for other workers."""
         assert self._replicas is not None
         name = f"'{self._shared_name}'"
-        return waits.together(self._replicas, f"{action} {name}")
+        return long_waits.together(self._replicas, f"{action} {name}")
 
     def _held_by_rank(self) -> dict[int, tf.Variable]:
         """Returns this process's variables by their replicas' ranks."""

@@ -298,7 +298,7 @@ class TableState(Trackable, Changing):
         # Imported here, as few programs retrieve from tables.
         from tfrs_embed.storage import retrieval
 
-        return retrieval.find(self, queries, k, exclude)
+        return retrieval.retrieve(self, queries, k, exclude)
 
     def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
         """Begins to read rows, [n] int32 or int64, that are in files.

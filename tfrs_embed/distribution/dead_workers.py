@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import context
 from tfrs_embed.distribution import heartbeats
-from tfrs_embed.distribution.peers import is_there
+from tfrs_embed.distribution.peer_health import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
 # The errors that TensorFlow raises in survivors.
