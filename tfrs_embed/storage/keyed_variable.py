@@ -29,7 +29,7 @@ from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import TableKeys
+from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 
 
 class KeyedVariable(CompositeVariable, Saved):
@@ -213,7 +213,14 @@ class KeyedVariable(CompositeVariable, Saved):
         for shard, keys, first in zip(
             rows.shards, of_shards, starts, strict=True
         ):
-            for start, block in self._blocks(shard, shard.live(keys)):
+            # Only counters need all of a shard's keys.
+            counted = self._part in COUNTERS
+            some = (
+                shard.live(keys)
+                if counted
+                else LiveKeys(keys, shard.find(keys), None, None)
+            )
+            for start, block in self._blocks(shard, some):
                 place = first + start
                 writer.add_rows(in_delta(key), shape, place, block())
         rows.require_moment(before, "it was saved")
