@@ -85,7 +85,7 @@ def build(strategy, kind, shape, batches=2):
     unique = sum(t.unique_share * t.hotness * batch for t in plan.tables)
     looked_up = count * hotness * batch
     update = 2 * (1 + 1)  # The row and Adagrad's slot, read and written.
-    passes = cost._LOOKUP_PASSES + cost._GRADIENT_PASSES
+    passes = cost._PASSES
     moved = passes * looked_up
     slices = sum(len(t.ranks) or 1 for t in plan.tables) / count
     # Copies are updated by all replicas' rows.

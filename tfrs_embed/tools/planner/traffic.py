@@ -3,7 +3,7 @@
 The exchanges of `distribution` and `engines` say which collectives they launch
 for messages of given sizes. All replicas send messages of the size of the
 longest one. This module finds these sizes for given ids of tables by row;
-`parts` predicts them for all placements.
+`prediction` has the expected ones, for all placements.
 """
 
 from __future__ import annotations
