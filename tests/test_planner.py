@@ -33,7 +33,7 @@ from tfrs_embed.tools.planner import batches, cost, traffic, usage
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
 from tfrs_embed.tools.planner.prediction import Model
 from tfrs_embed.tools.planner.search import best_steps
-from tfrs_embed.tools.planner.traffic import FeatureIds
+from traffic_of_ids import FeatureIds, exchange_of_ids, expected_traffic
 
 pytestmark = pytest.mark.tools
 
@@ -118,7 +118,7 @@ def test_bytes_and_collectives_by_row_are_those_of_the_messages(data):
                 count = int(rng.integers(1, 60)) if ragged else size * bags
                 each = rng.integers(0, rows, size=count)
                 features.append(FeatureIds(table, each, bags, ragged, weighted))
-    exchange = traffic.exchange_of_ids(tables, ids)[0]
+    exchange = exchange_of_ids(tables, ids)[0]
     sent, calls = simulate(tables, places, ids)
     assert [exchange.bytes] * world == sent
     assert exchange.collectives == calls
@@ -158,12 +158,12 @@ def test_what_sharded_tables_alone_send():
         ]
         for r in range(3)
     ]
-    for rank, counted in enumerate(traffic.expected_traffic(tables, ids)):
+    for rank, counted in enumerate(expected_traffic(tables, ids)):
         *by_rows, by_vectors = ids[rank]
         keys = [np.unique(f.ids) for f in by_rows]
         assert counted.unique_keys == sum(map(len, keys)) + 15 * by_vectors.bags
         assert counted.collectives == (1 + 3) + 3
-    assert traffic.expected_traffic(tables, ids[:1]) == [Traffic(0, 0, 0)]
+    assert expected_traffic(tables, ids[:1]) == [Traffic(0, 0, 0)]
 
 
 def test_replicas_without_bags_send_vectors_too():
@@ -171,13 +171,13 @@ def test_replicas_without_bags_send_vectors_too():
         [FeatureIds("t", np.zeros((bags, 12), np.int64), bags)]
         for bags in (3, 0)
     ]
-    exchange = traffic.exchange_of_ids({"t": (100, 16)}, ids)[0]
+    exchange = exchange_of_ids({"t": (100, 16)}, ids)[0]
     assert [m.size for m in exchange.messages] == [4 * 36, 4 * 48, 4 * 48]
 
 
 def test_on_one_replica_nothing_is_sent():
     ids = [[FeatureIds("t", [1, 2, 3], 3)]]
-    exchange = traffic.exchange_of_ids({"t": (100, 8)}, ids)[0]
+    exchange = exchange_of_ids({"t": (100, 8)}, ids)[0]
     assert (exchange.bytes, exchange.collectives) == (0, 0)
     assert exchange.rounds == 0
 
@@ -769,9 +769,7 @@ def test_the_expected_exchange_with_hot_rows_is_near_that_of_ids():
         for part in np.split(frequent_of_one_owner()[0]["user"], 8)
     ]
     hot = tuple(range(0, 8000, 8))
-    exact, _ = traffic.exchange_of_ids(
-        {"users": (10**6, 128)}, ids, {"users": hot}
-    )
+    exact, _ = exchange_of_ids({"users": (10**6, 128)}, ids, {"users": hot})
     assert exact.messages[-1] == ("all_reduce", 4 * 1000 * 129)
     expected = plan(users(hot, "row"), frequent_of_one_owner(), replicas=8)
     assert expected.collectives == exact.collectives == 1 + 3 + 1
