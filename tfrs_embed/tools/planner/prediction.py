@@ -111,34 +111,30 @@ class Model:
         self.options: list[dict[Candidate, int]] = []
         self.candidates: list[Candidate] = []
         self._tables: list[int] = []
+        self._costs: list[Cost] = []
         for i, demand in enumerate(demands):
-            found = candidates(demand, world)
-            first = len(self.candidates)
+            found, first = candidates(demand, world), len(self.candidates)
             self.options.append({c: first + k for k, c in enumerate(found)})
             self.candidates += found
             self._tables += [i] * len(found)
-        pairs = [
-            (demands[i], candidate)
-            for i, candidate in zip(self._tables, self.candidates, strict=True)
-        ]
-        self._costs: list[Cost] = [cost_of(*pair) for pair in pairs]
+            self._costs += [cost_of(demand, each) for each in found]
         self._numbers = np.array(self._costs, float)[:, :9]
         self._slices = np.array([c.slices for c in self.candidates])
         self._moves = [
-            move_time(cost, demand, hardware)
-            for cost, (demand, _) in zip(self._costs, pairs, strict=True)
+            move_time(cost, demands[i], hardware)
+            for cost, i in zip(self._costs, self._tables, strict=True)
         ]
         # By row, the bytes and the mean number of keys of each rank, if row 0
         # is on rank 0, and the width and the bytes of a number of what is sent.
-        self._memory = np.zeros([len(pairs), world], np.int64)
-        self._owned = np.zeros([len(pairs), world])
-        self._kinds: list[tuple[int, int] | None] = [None] * len(pairs)
-        for i, (demand, candidate) in enumerate(pairs):
+        self._memory = np.zeros([len(self._costs), world], np.int64)
+        self._owned = np.zeros([len(self._costs), world])
+        self._kinds: list[tuple[int, int] | None] = [None] * len(self._costs)
+        for i, candidate in enumerate(self.candidates):
+            demand = demands[self._tables[i]]
             if not candidate.slices:
                 self._memory[i] = self._costs[i].memory
             if candidate.placement == "row":
-                base, more = divmod(demand.rows, world)
-                rows = base + (np.arange(world) < more)
+                rows = (demand.rows + np.arange(world)[::-1]) // world
                 self._memory[i] += rows * (demand.bytes // demand.rows)
                 usage, share = demand.usage, demand.share_by_rows
                 if candidate.hot and usage.hot is not None:
