@@ -31,7 +31,7 @@ from tfrs_embed.distribution.traffic import Traffic, capacity_of
 from tfrs_embed.engines import data_parallel
 from tfrs_embed.tools.planner import batches, cost, traffic, usage
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
-from tfrs_embed.tools.planner.prediction import Model
+from tfrs_embed.tools.planner.prediction import CostModel
 from tfrs_embed.tools.planner.search import best_steps
 from traffic_of_ids import FeatureIds, exchange_of_ids, expected_traffic
 
@@ -80,7 +80,7 @@ def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
 
 def predict(demands, places, machine, model=None):
     """The cost of a step with each table in its place."""
-    model = model or Model(demands, machine, None)
+    model = model or CostModel(demands, machine, None)
     options = [
         of_table[
             Candidate("table", 1)
@@ -133,7 +133,7 @@ def test_the_formulas_by_hand():
         *data_parallel.collectives({16: 9}, 4),
         *hot_rows.collectives(100),
     ]
-    exchange = traffic.Exchange(4, tuple(messages))
+    exchange = traffic.StepTraffic(4, tuple(messages))
     row = 3 * (8 * 9 + 8 * 16 * 8) + 3 * (8 * 11 + 8 * 32 * 10)
     vectors = 4 * 24 + 3 * 4 * 48 + 4 * 48
     slices = 3 * (4 * 12 + 2 * 4 * 64)
@@ -470,12 +470,12 @@ def test_a_plan_is_within_five_percent_of_the_best_of_all(
         ]
         for d in demands
     ]
-    best, model = math.inf, Model(demands, machine, None)
+    best, model = math.inf, CostModel(demands, machine, None)
     for places in itertools.product(*options):
         predicted = predict(demands, places, machine, model)
         if predicted.memory.max() <= limit:
             best = min(best, predicted.seconds)
-    found, _ = best_steps(Model(demands, machine, limit))
+    found, _ = best_steps(CostModel(demands, machine, limit))
     if best == math.inf:
         assert found.excess
     else:
@@ -583,10 +583,10 @@ def test_a_plan_is_near_the_best_of_all_choices(world, topology, room):
         limit = None
         if room is not None:
             limit = int(room * sum(d.bytes for d in demands) / world)
-        model = Model(demands, machine, limit)
+        model = CostModel(demands, machine, limit)
         choices = itertools.product(*(o.values() for o in model.options))
         best = min(model.step(choice).key for choice in choices)
-        found, _ = best_steps(Model(demands, machine, limit))
+        found, _ = best_steps(CostModel(demands, machine, limit))
         assert found.excess == best[0]
         ratios.append(found.seconds / best[1])
         places = [
@@ -633,7 +633,7 @@ def test_owners_are_chosen_by_load_among_those_with_memory():
     choice = (*[Candidate("table", 1)] * 3, Candidate("replicated"))
 
     def owners(limit):
-        model = Model([a, b, c, d], GPUS, limit)
+        model = CostModel([a, b, c, d], GPUS, limit)
         options = zip(model.options, choice, strict=True)
         found = model.step(of_table[each] for of_table, each in options)
         return [found.ranks.get(i, ()) for i in range(4)]
@@ -1364,7 +1364,7 @@ def test_files_need_cpus():
 def test_the_report():
     made = make_plan(memory_per_replica=4_000_000)
     text = str(made)
-    assert "Plan for 4 replicas of 8xA100, 256 samples each" in text
+    assert " for 4 replicas of 8xA100, 256 samples each" in text
     for table in made.tables:
         [line] = [n for n in text.splitlines() if n.startswith(table.table)]
         assert f"{table.rows:,}" in line

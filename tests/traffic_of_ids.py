@@ -10,7 +10,7 @@ from tfrs_embed.distribution.exchange_kind import first_ranks, vectors_are_less
 from tfrs_embed.distribution.traffic import Collective, Traffic
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import is_wide
-from tfrs_embed.tools.planner.traffic import FLOAT, Exchange, bag_size
+from tfrs_embed.tools.planner.traffic import FLOAT, StepTraffic, bag_size
 
 HALF = 2  # Bytes of a number of a row of bfloat16 or float16.
 
@@ -39,7 +39,7 @@ def exchange_of_ids(
     hot: Mapping[str, Sequence[int]] | None = None,
     element: int = FLOAT,
     narrow: Collection[str] = (),
-) -> tuple[Exchange, list[int]]:
+) -> tuple[StepTraffic, list[int]]:
     """The exchange of a step on given ids of tables sharded by row.
 
     Args:
@@ -108,7 +108,9 @@ def exchange_of_ids(
         + sum(np.size(ids[rank][i].ids) for i in by_vectors)
         for rank in range(world)
     ]
-    return Exchange(world, tuple(messages if world > 1 else ())), number_of_keys
+    return StepTraffic(
+        world, tuple(messages if world > 1 else ())
+    ), number_of_keys
 
 
 def _unique_by_table(features: Iterable[FeatureIds]) -> dict[str, np.ndarray]:

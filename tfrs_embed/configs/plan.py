@@ -158,7 +158,7 @@ class PlanAlternative:
         ['all row', 'all table', 'all column']
 
     Attributes:
-        name: the placements, such as "all row" or "without row".
+        name: the placements, such as "all row".
         seconds: the predicted time of a training step.
         sent_bytes: bytes that a replica sends in a training step.
         bytes: bytes of tables and slots of the replica that holds the most.
@@ -286,7 +286,9 @@ def summary(plan: Plan) -> list[str]:
     """Returns a plan's totals, as two lines of text."""
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
-    tables = "1 table" if len(plan.tables) == 1 else f"{len(plan.tables)} tables"
+    tables = (
+        "1 table" if len(plan.tables) == 1 else f"{len(plan.tables)} tables"
+    )
     plural = "" if plan.replicas == 1 else "s"
     disk = sent_as = ""
     if plan.disk_seconds:

@@ -27,7 +27,7 @@ from tfrs_embed.engines import column_slices
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.tools.planner.candidates import Candidate, Demand
 from tfrs_embed.tools.planner.inputs import table_usage
-from tfrs_embed.tools.planner.prediction import Model, Step
+from tfrs_embed.tools.planner.prediction import CostModel, Step
 from tfrs_embed.tools.planner.search import best_steps
 from tfrs_embed.tools.planner.usage import TableUsage, zipf_unique
 
@@ -146,7 +146,7 @@ def plan(
     ]
     if limit is not None:
         demands = _with_misses(demands, count * limit, zipf_exponent)
-    model = Model(demands, machine, limit)
+    model = CostModel(demands, machine, limit)
     best, others = best_steps(model)
     if best.excess:
         raise _does_not_fit(model, min(best.most, others["all row"].most))
@@ -216,7 +216,7 @@ def _with_misses(
     return [dataclasses.replace(d, misses=misses(d)) for d in demands]
 
 
-def _file_bytes(model: Model, step: Step) -> list[int]:
+def _file_bytes(model: CostModel, step: Step) -> list[int]:
     """The files' bytes of each replica."""
     sizes = [0] * model.replicas
     for i, demand in enumerate(model.demands):
@@ -231,7 +231,7 @@ def _file_bytes(model: Model, step: Step) -> list[int]:
 
 
 def _plan(
-    model: Model,
+    model: CostModel,
     step: Step,
     others: Mapping[str, Step],
     spec: EmbeddingSpec,
@@ -240,74 +240,75 @@ def _plan(
     sent_as: str,
 ) -> Plan:
     """Makes the plan of a choice, and of others by name."""
-    tables = []
-    for i, (table, demand) in enumerate(
-        zip(spec.tables, model.demands, strict=True)
-    ):
-        candidate = model.candidates[step.choice[i]]
-        hot = demand.usage.hot if candidate.hot else None
-        features = [f.name for f in spec.features if f.table is table]
-        tables.append(
-            TablePlan(
-                table=table.name,
-                rows=demand.rows,
-                dim=demand.dim,
-                bytes=demand.rows * demand.state_bytes,
-                features=tuple(features),
-                hotness=demand.usage.hotness,
-                unique_share=demand.usage.unique_share,
-                placement=candidate.placement,  # type: ignore[arg-type]
-                ranks=step.ranks.get(i, ()),
-                reason=_reason(model, step, i),
-                hot_rows=tuple(sorted(hot.ids)) if hot else (),
-                optimizer=rule_name(optimizers[table.name]),
-                dtype=table.dtype,
-                in_files=demand.in_files,
-            )
-        )
-    # Each other choice by its first name.
-    names = {step.choice: ""}
-    for name, each in others.items():
-        names.setdefault(each.choice, name)
     sent, limit = step.exchange.bytes, model.limit
+    files = _file_bytes(model, step)
+    alternatives: dict[tuple[int, ...], PlanAlternative] = {}
+    for name, other in others.items():
+        if other.choice != step.choice:
+            alternatives.setdefault(
+                other.choice,
+                PlanAlternative(
+                    name,
+                    other.seconds,
+                    other.exchange.bytes,
+                    other.most,
+                    limit is None or other.most <= limit,
+                ),
+            )
     return Plan(
         replicas=model.replicas,
         hardware=model.hardware,
         memory_per_replica=limit,
         batch_size=samples,
-        tables=tuple(tables),
+        tables=tuple(
+            _table_plan(model, step, i, spec, optimizers[table.name])
+            for i, table in enumerate(spec.tables)
+        ),
         per_replica=tuple(
-            ReplicaPlan(rank, int(size), sent, float(lookups), files)
-            for rank, (size, lookups, files) in enumerate(
-                zip(
-                    step.memory,
-                    step.lookups,
-                    _file_bytes(model, step),
-                    strict=True,
-                )
+            ReplicaPlan(rank, int(size), sent, float(lookups), files[rank])
+            for rank, (size, lookups) in enumerate(
+                zip(step.memory, step.lookups, strict=True)
             )
         ),
         seconds=step.seconds,
         sent_bytes=sent,
         collectives=step.exchange.collectives,
         imbalance=step.imbalance,
-        alternatives=tuple(
-            PlanAlternative(
-                name,
-                each.seconds,
-                each.exchange.bytes,
-                each.most,
-                limit is None or each.most <= limit,
-            )
-            for name, each in others.items()
-            if names[each.choice] == name
-        ),
+        alternatives=tuple(alternatives.values()),
         communication_dtype=sent_as,  # type: ignore[arg-type]
         disk_seconds=step.time.disk,
     )
 
 
-def _reason(model: Model, step: Step, index: int) -> str:
+def _table_plan(
+    model: CostModel,
+    step: Step,
+    index: int,
+    spec: EmbeddingSpec,
+    optimizer: TableOptimizer | None,
+) -> TablePlan:
+    table, demand = spec.tables[index], model.demands[index]
+    candidate = model.candidates[step.choice[index]]
+    hot = demand.usage.hot if candidate.hot else None
+    return TablePlan(
+        table=table.name,
+        rows=demand.rows,
+        dim=demand.dim,
+        bytes=demand.rows * demand.state_bytes,
+        features=tuple(f.name for f in spec.features if f.table is table),
+        hotness=demand.usage.hotness,
+        unique_share=demand.usage.unique_share,
+        placement=candidate.placement,  # type: ignore[arg-type]
+        ranks=step.ranks.get(index, ()),
+        reason=_reason(model, step, index),
+        hot_rows=tuple(sorted(hot.ids)) if hot else (),
+        optimizer=rule_name(optimizer),
+        dtype=table.dtype,
+        in_files=demand.in_files,
+    )
+
+
+def _reason(model: CostModel, step: Step, index: int) -> str:
     """The reason for a table's placement: the cost of other placements."""
     demand = model.demands[index]
     if demand.kept is not None:
@@ -338,7 +339,7 @@ class TablesDontFit(ValueError):
     """The tables don't fit in the replicas' memory."""
 
 
-def _does_not_fit(model: Model, most: int) -> TablesDontFit:
+def _does_not_fit(model: CostModel, most: int) -> TablesDontFit:
     """Returns the error of a search that found nothing that fits."""
     limit, demands = model.limit, model.demands
     assert limit is not None

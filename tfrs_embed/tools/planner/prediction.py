@@ -27,7 +27,7 @@ from tfrs_embed.tools.planner.cost import (
     move_time,
     transfer_time,
 )
-from tfrs_embed.tools.planner.traffic import Exchange, longest_message
+from tfrs_embed.tools.planner.traffic import StepTraffic, longest_message
 
 # The columns of costs.
 _BYTES, _LOOKUPS, _WORK, _PAGES, _OPERATIONS, _WORDS, _FLOATS, _BAGS, _HOT = (
@@ -50,7 +50,7 @@ class Step:
     """Placements of tables, and what a training step then costs.
 
     Attributes:
-        choice: each table's option, as an index of `Model.options`.
+        choice: each table's option, as an index of `CostModel.options`.
         ranks: the ranks of the slices of each table that has some, by the
             table's index.
         memory: bytes of tables and slots on each replica, [replicas] int64.
@@ -66,7 +66,7 @@ class Step:
     memory: np.ndarray
     lookups: np.ndarray
     work: np.ndarray
-    exchange: Exchange
+    exchange: StepTraffic
     time: StepTime
     excess: int
 
@@ -92,7 +92,7 @@ class Step:
         return float(self.work.max()) / mean if mean else 1.0
 
 
-class Model:
+class CostModel:
     """Predicts steps of tables, of which a replica may hold `limit` bytes.
 
     A table in a placement is an option, with an index.
@@ -216,7 +216,7 @@ class Model:
         lookups, work, pages = (
             same[_LOOKUPS:_OPERATIONS, None] + by_rank[_LOOKUPS:_OPERATIONS]
         )
-        exchange = Exchange(
+        exchange = StepTraffic(
             world,
             tuple(self._messages(choice, numbers[~sliced], by_rank))
             if world > 1

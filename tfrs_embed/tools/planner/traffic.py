@@ -19,7 +19,7 @@ FLOAT = 4  # Bytes of a number of a row, and of one that is sent unless told.
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class StepTraffic:
     """The collectives of a step, besides the consensus on all features' ids.
 
     Attributes:

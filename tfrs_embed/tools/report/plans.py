@@ -58,4 +58,6 @@ def plan(path: str, text: bytes) -> Part:
         table(titles[kind], kind, records, pictures.get(kind, ()))
         for kind, records in reported_records(read).items()
     ]
-    return Part("Plan", path, facts, sections, [f"{line}." for line in summary(read)])
+    return Part(
+        "Plan", path, facts, sections, [f"{line}." for line in summary(read)]
+    )
