@@ -68,8 +68,7 @@ def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
         spec = configs.parse(FeatureConfig(f"f{i}", table))
         used = usage.expected_usage(
             spec.tables[0],
-            spec.features,
-            [hotness],
+            [(spec.features[0], hotness)],
             batch_size,
             exponent,
             replicas,
@@ -374,7 +373,11 @@ def test_a_table_may_be_asked_for_rows_and_for_vectors():
     def expected(hotness, keyed=False):
         spec = configs.parse(features)
         used = usage.expected_usage(
-            spec.tables[0], spec.features, hotness, 1000, 1.05, 2
+            spec.tables[0],
+            list(zip(spec.features, hotness, strict=True)),
+            1000,
+            1.05,
+            2,
         )
         demand = Demand("t", 10**6, 16, 16, used, keyed=keyed)
         machine = hardware("cpu")
@@ -597,6 +600,24 @@ def test_a_plan_is_near_the_best_of_all_choices(world, topology, room):
         assert predicted.seconds == pytest.approx(found.seconds, rel=1e-12)
         assert predicted.most == found.most
     assert max(ratios) < 1.05
+
+
+def test_no_group_of_tables_is_faster_elsewhere_where_memory_is_short():
+    demands = demands_of(mixed_tables(6, 16), 8)
+    limit = int(1.03 * sum(-(-d.rows // 8) * d.state_bytes for d in demands))
+    model = CostModel(demands, GPUS, limit)
+    best, _ = best_steps(model)
+    assert not best.excess
+    groups = {}
+    for i, option in enumerate(best.choice):
+        kind = demands[i].dim, model.candidates[option].placement
+        groups.setdefault(kind, []).append(i)
+    for group in [*groups.values(), *([i] for i in range(16))]:
+        for candidate in model.options[group[0]]:
+            choice = list(best.choice)
+            for i in group:
+                choice[i] = model.options[i].get(candidate, choice[i])
+            assert model.step(choice).key >= best.key
 
 
 def test_a_hundred_tables_take_a_second_or_two():
@@ -931,7 +952,10 @@ def test_the_fitted_times_on_a_cpu():
 def test_the_page_has_the_weights():
     page = pathlib.Path(__file__).parents[1] / "docs/planning.md"
     text = " ".join(page.read_text("utf-8").split())
-    w, b, o = cost._WEIGHTS, cost._ID_BYTES, cost._OPERATIONS
+    w, b, o = (
+        {kind: weights[i] for kind, weights in cost.WEIGHTS.items()}
+        for i in range(3)
+    )
     for sentence in (
         f"row {w['row']}, table {w['table']}, column {w['column']}, replicated "
         f"{w['replicated']}, by vectors {w['vectors']}.",

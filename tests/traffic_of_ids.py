@@ -10,7 +10,8 @@ from tfrs_embed.distribution.exchange_kind import first_ranks, vectors_are_less
 from tfrs_embed.distribution.traffic import Collective, Traffic
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import is_wide
-from tfrs_embed.tools.planner.traffic import FLOAT, StepTraffic, bag_size
+from tfrs_embed.tools.planner.traffic import FLOAT, StepTraffic
+from tfrs_embed.tools.planner.usage import FeatureUsage
 
 HALF = 2  # Bytes of a number of a row of bfloat16 or float16.
 
@@ -62,11 +63,13 @@ def exchange_of_ids(
         table, weighted = of_ranks[0].table, of_ranks[0].weighted
         rows, dim = tables[table]
         # A replica may have no bags.
-        size = bag_size(
-            sum(f.bags for f in of_ranks),
-            sum(np.size(f.ids) for f in of_ranks),
-            any(f.ragged for f in of_ranks),
-        )
+        size = FeatureUsage(
+            samples=0.0,
+            ids=0.0,
+            most_bags=sum(f.bags for f in of_ranks),
+            most_ids=sum(np.size(f.ids) for f in of_ranks),
+            ragged=any(f.ragged for f in of_ranks),
+        ).bag_size
         if (
             size is not None
             and not len(hot.get(table, ()))

@@ -26,29 +26,29 @@ _VECTOR_PASSES = 8
 # Gradients of hot rows, looked up or not, are written, read and added.
 _ALL_REDUCE_PASSES = 4
 
-#: The time of a byte of rows, over that of a byte at the memory's bandwidth.
-_WEIGHTS = {
-    "row": 0.45,
-    "vectors": 0.05,
-    "table": 0.25,
-    "column": 0.25,
-    "replicated": 0.45,
-}
-#: The bytes whose time an id costs, whatever its row's width.
-_ID_BYTES = {
-    "row": 670,
-    "vectors": 220,
-    "table": 100,
-    "column": 150,
-    "replicated": 900,
-}
-#: Operations of a table, of a slice of one, or of a feature by vectors.
-_OPERATIONS = {
-    "row": 5.5,
-    "vectors": 12.5,
-    "table": 4.5,
-    "column": 3.0,
-    "replicated": 6.5,
+
+class Weights(NamedTuple):
+    """What was fitted of a placement, and of features by vectors.
+
+    Attributes:
+        byte: the time of a byte of rows, over that of one at the memory's
+            bandwidth.
+        id_bytes: the bytes whose time an id costs, whatever its row's width.
+        operations: operations of a table, of a slice of one, or of a feature by
+            vectors.
+    """
+
+    byte: float
+    id_bytes: int
+    operations: float
+
+
+WEIGHTS = {
+    "row": Weights(0.45, 670, 5.5),
+    "vectors": Weights(0.05, 220, 12.5),
+    "table": Weights(0.25, 100, 4.5),
+    "column": Weights(0.25, 150, 3.0),
+    "replicated": Weights(0.45, 900, 6.5),
 }
 
 
@@ -101,37 +101,39 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
     update = 2 * demand.state_bytes / row
     pages = disk_pages(demand)
 
-    def work(kind: str, ids: float, slices: int = 1) -> float:
-        moved = _WEIGHTS[kind] * (_PASSES + update) * row / slices
-        return ids * (moved + _ID_BYTES[kind])
+    by_row, copy = WEIGHTS["row"], WEIGHTS["replicated"]
+
+    def work(weights: Weights, ids: float, slices: int = 1) -> float:
+        moved = weights.byte * (_PASSES + update) * row / slices
+        return ids * (moved + weights.id_bytes)
 
     if candidate.slices:
         # The owner gets the ids of all replicas. A table that is too narrow to
         # be cut has one slice of columns.
         slices, ids = candidate.slices, ids * replicas
-        kind = "table" if slices == 1 else "column"
+        weights = WEIGHTS["table" if slices == 1 else "column"]
         return Cost(
             memory=demand.bytes // slices,
             lookups=ids,
-            work=work(kind, ids, slices),
+            work=work(weights, ids, slices),
             pages=pages * replicas,
-            operations=slices * _OPERATIONS[kind],
+            operations=slices * weights.operations,
             words=sum(
                 int(piece_words(f.most_bags, f.most_ids, int(f.ragged), 0))
                 for f in usage.features
             ),
             floats=usage.most_bags * demand.dim // slices,
         )
-    copied = _WEIGHTS["replicated"] * row
+    copied = copy.byte * row
     if candidate.placement == "replicated":
         # Each replica updates the unique rows of all.
         moved = _PASSES * ids + update * usage.unique * replicas
         return Cost(
             memory=demand.bytes,
             lookups=ids,
-            work=copied * moved + _ID_BYTES["replicated"] * ids,
+            work=copied * moved + copy.id_bytes * ids,
             pages=pages * replicas,
-            operations=_OPERATIONS["replicated"],
+            operations=copy.operations,
             keys=usage.most_unique,
         )
     hot = usage.hot
@@ -142,22 +144,24 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
         return Cost(
             memory=demand.hot_bytes,
             lookups=ids,
-            work=work("row", ids) + copied * moved,
+            work=work(by_row, ids) + copied * moved,
             pages=pages,
-            operations=_OPERATIONS["row"] + _OPERATIONS["replicated"],
+            operations=by_row.operations + copy.operations,
             hot_floats=hot_rows.num_floats(len(hot.ids), demand.dim),
         )
-    features, by_rows = demand.by_vectors, demand.share_by_rows
+    features = demand.by_vectors
     vectors = sum(f.ids for f in features)
     bags = [f.most_bags for f in features]
     moved = replicas * sum(bags) * _VECTOR_PASSES * row
     return Cost(
         memory=0.0,
         lookups=ids,
-        work=work("row", ids - vectors) + work("vectors", vectors) + moved,
+        work=work(by_row, ids - vectors)
+        + work(WEIGHTS["vectors"], vectors)
+        + moved,
         pages=pages,
-        operations=len(features) * _OPERATIONS["vectors"]
-        + (by_rows > 0) * _OPERATIONS["row"],
+        operations=len(features) * WEIGHTS["vectors"].operations
+        + (demand.share_by_rows > 0) * by_row.operations,
         words=sum(f.bag_size or 0 for f in features),
         floats=len(features) * demand.dim,
         bags=max(bags, default=0),

@@ -53,13 +53,6 @@ class StepTraffic:
         return len(self.messages) + (self.replicas > 1)
 
 
-def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
-    """The ids of each of `bags` bags with `ids` ids; None: bags differ."""
-    if ragged or not bags or ids % bags:
-        return None
-    return ids // bags
-
-
 @functools.lru_cache(maxsize=65536)
 def longest_message(mean: float, messages: int) -> int:
     """The length that none of some messages exceeds in half of the steps.
