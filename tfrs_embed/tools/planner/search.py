@@ -4,7 +4,8 @@ A pass goes through all tables, the largest first, and takes for each what
 lowers the time. Before, it does so for all tables of a width together, and for
 those of a width that have the same placement. Collectives cost the same for one
 table as for many, so each set of placements has a pass, from the best placement
-of each table by itself; then passes with all placements improve what was found.
+of each table by itself, and the best sets have passes until one finds nothing
+better; then passes with all placements improve what was found.
 There are no random numbers: equal demands have equal results.
 """
 
@@ -18,6 +19,7 @@ from tfrs_embed.configs.plan import PLACEMENTS
 from tfrs_embed.tools.planner.prediction import CostModel, Step
 
 _FEW = 700  # Of up to so many choices all are tried.
+_BEST_SETS = 3  # So many sets of placements have more than one pass.
 _MOST = 2000  # After so many the best set of placements alone is improved.
 
 _SETS = [
@@ -41,12 +43,14 @@ def best_steps(model: CostModel) -> tuple[Step, dict[str, Step]]:
         where none fits.
     """
     found = {names: _pass(model, names) for names in _SETS}
+    for names in sorted(found, key=lambda names: found[names].key)[:_BEST_SETS]:
+        found[names] = _passes(model, names, found[names])
     best = best_of(found.values())
     for step in sorted(found.values(), key=lambda step: step.key):
         if step is not best and model.tried > _MOST:
             break
-        best = best_of([best, _passes(model, step)])
-    best = _passes(model, best)
+        best = best_of([best, _passes(model, PLACEMENTS, step)])
+    best = _passes(model, PLACEMENTS, best)
     unlimited = CostModel(model.demands, model.hardware, None)
     others = {}
     for name in PLACEMENTS:
@@ -57,9 +61,9 @@ def best_steps(model: CostModel) -> tuple[Step, dict[str, Step]]:
     return best, others
 
 
-def _passes(model: CostModel, best: Step) -> Step:
-    """Makes passes with all placements until one finds nothing better."""
-    while (step := _pass(model, PLACEMENTS, best)).key < best.key:
+def _passes(model: CostModel, allowed: Collection[str], best: Step) -> Step:
+    """Makes passes from `best` until one finds nothing better."""
+    while (step := _pass(model, allowed, best)).key < best.key:
         best = step
     return best
 
