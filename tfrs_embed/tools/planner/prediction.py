@@ -151,23 +151,31 @@ class CostModel:
     def step(self, choice: Iterable[int]) -> Step:
         """Predicts a step, given an option of each table, in their order.
 
-        Slices go to ranks by their seconds, or if they don't fit then, by their
+        Slices go to ranks by their seconds. If they don't fit then, the largest
+        go first, by their seconds or, if this needs less memory, by their
         bytes.
         """
         options = tuple(choice)
         if options not in self._known:
-            found = self.step_on(options, self._assign(options, self._moves))
-            if found.excess and found.ranks:
-                sizes = [cost.memory for cost in self._costs]
-                other = self.step_on(options, self._assign(options, sizes))
-                found = min(found, other, key=lambda step: step.key)
+            moves = self._moves
+            sizes = [cost.memory for cost in self._costs]
+            tried = []
+            for order, loads in (moves, moves), (sizes, moves), (sizes, sizes):
+                ranks = self._assign(options, order, loads)
+                tried.append(self.step_on(options, ranks))
+                if not (tried[-1].excess and ranks):
+                    break
+            found = min(tried, key=lambda step: step.key)
             self._known[options] = found
         return self._known[options]
 
     def _assign(
-        self, choice: tuple[int, ...], loads: Sequence[float]
+        self,
+        choice: tuple[int, ...],
+        order: Sequence[float],
+        loads: Sequence[float],
     ) -> dict[int, tuple[int, ...]]:
-        """Gives slices, the heaviest first, to the ranks with the least load.
+        """Gives slices, the first in order, to the ranks with the least load.
 
         Of these, to those that have room; or else to those with most room.
         """
@@ -179,7 +187,7 @@ class CostModel:
         left = [free] * self.replicas
         heap = [(0.0, rank) for rank in range(self.replicas)]
         found = {}
-        for member in sorted(sliced, key=loads.__getitem__, reverse=True):
+        for member in sorted(sliced, key=order.__getitem__, reverse=True):
             size, load = self._costs[member].memory, loads[member]
             count = self.candidates[member].slices
             taken = [heapq.heappop(heap) for _ in range(count)]
