@@ -94,19 +94,22 @@ def disk_pages(demand: Demand) -> float:
     return 2 * demand.misses * demand.usage.unique * pages
 
 
+def _work(
+    demand: Demand, weights: Weights, ids: float, slices: int = 1
+) -> float:
+    """The weighted bytes that ids read and write, in one of the slices."""
+    update = 2 * demand.state_bytes / demand.row_bytes
+    moved = weights.byte * (_PASSES + update) * demand.row_bytes / slices
+    return ids * (moved + weights.id_bytes)
+
+
 def cost_of(demand: Demand, candidate: Candidate) -> Cost:
     """Returns what a table costs in a placement."""
-    usage, row = demand.usage, demand.row_bytes
+    usage, row, hot = demand.usage, demand.row_bytes, demand.usage.hot
     ids, replicas = usage.ids, len(usage.owned)
     update = 2 * demand.state_bytes / row
     pages = disk_pages(demand)
-
     by_row, copy = WEIGHTS["row"], WEIGHTS["replicated"]
-
-    def work(weights: Weights, ids: float, slices: int = 1) -> float:
-        moved = weights.byte * (_PASSES + update) * row / slices
-        return ids * (moved + weights.id_bytes)
-
     if candidate.slices:
         # The owner gets the ids of all replicas. A table that is too narrow to
         # be cut has one slice of columns.
@@ -115,7 +118,7 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
         return Cost(
             memory=demand.bytes // slices,
             lookups=ids,
-            work=work(weights, ids, slices),
+            work=_work(demand, weights, ids, slices),
             pages=pages * replicas,
             operations=slices * weights.operations,
             words=sum(
@@ -136,7 +139,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
             operations=copy.operations,
             keys=usage.most_unique,
         )
-    hot = usage.hot
     if candidate.hot and hot is not None:
         # Each replica updates the copies that any replica has looked up.
         updated = update * min(len(hot.ids), hot.unique * replicas)
@@ -144,7 +146,7 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
         return Cost(
             memory=demand.hot_bytes,
             lookups=ids,
-            work=work(by_row, ids) + copied * moved,
+            work=_work(demand, by_row, ids) + copied * moved,
             pages=pages,
             operations=by_row.operations + copy.operations,
             hot_floats=hot_rows.num_floats(len(hot.ids), demand.dim),
@@ -156,8 +158,8 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
     return Cost(
         memory=0.0,
         lookups=ids,
-        work=work(by_row, ids - vectors)
-        + work(WEIGHTS["vectors"], vectors)
+        work=_work(demand, by_row, ids - vectors)
+        + _work(demand, WEIGHTS["vectors"], vectors)
         + moved,
         pages=pages,
         operations=len(features) * WEIGHTS["vectors"].operations
