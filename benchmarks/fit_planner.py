@@ -16,6 +16,8 @@ fit has not seen.
 import argparse
 import gc
 import os
+import pathlib
+import sys
 import time
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -29,7 +31,9 @@ import tfrs_embed
 from tfrs_embed.configs.hardware import hardware
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.tools.planner import cost
-from tfrs_embed.tools.planner.traffic import FeatureIds, exchange_of_ids
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+from traffic_of_ids import FeatureIds, exchange_of_ids
 
 #: Tables, their rows, width and ids of a sample; samples of a replica.
 SHAPES = [
@@ -85,7 +89,7 @@ def build(strategy, kind, shape, batches=2):
     unique = sum(t.unique_share * t.hotness * batch for t in plan.tables)
     looked_up = count * hotness * batch
     update = 2 * (1 + 1)  # The row and Adagrad's slot, read and written.
-    passes = cost._LOOKUP_PASSES + cost._GRADIENT_PASSES
+    passes = cost._PASSES
     moved = passes * looked_up
     slices = sum(len(t.ranks) or 1 for t in plan.tables) / count
     # Copies are updated by all replicas' rows.

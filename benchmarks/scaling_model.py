@@ -1,7 +1,7 @@
 """A model of the bytes that a step on sharded tables sends.
 
 The formulas are those of `tfrs_embed.distribution.row_exchange`. With them
-`expected_traffic` of `tfrs_embed.planner.traffic` computes the numbers that
+`expected_traffic` of tests/traffic_of_ids.py computes the numbers that
 `RowWiseEngine.traffic` counts for given ids;
 `benchmarks/sharded.py --check-model` compares the two. This applies them to
 clusters on which the library has not run yet, and prints the tables of

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import pathlib
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -13,7 +15,9 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
-from tfrs_embed.tools.planner import traffic
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+import traffic_of_ids as traffic
 
 tpu = tf.tpu.experimental.embedding
 

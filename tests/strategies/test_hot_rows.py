@@ -15,7 +15,7 @@ from plans import on
 from reference import Ragged
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
+from traffic_of_ids import FeatureIds, expected_traffic
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 

@@ -13,7 +13,7 @@ from plans import nightly, on
 from reference import Ragged
 from step_messages import Place, simulate
 from strategies.replicas import distribute
-from tfrs_embed.tools.planner.traffic import FeatureIds, exchange_of_ids
+from traffic_of_ids import FeatureIds, exchange_of_ids
 
 pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]
 

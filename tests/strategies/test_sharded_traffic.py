@@ -13,7 +13,7 @@ from reference import Ragged
 from strategies.replicas import distribute, local_ids
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
+from traffic_of_ids import FeatureIds, expected_traffic
 
 pytestmark = [
     on("mirrored:2", tier="more"),

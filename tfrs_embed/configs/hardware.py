@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 from tfrs_embed.compat.arguments import (
+    convert_fields,
     flag,
     integer_or_none,
     number,
@@ -67,26 +71,17 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        text(self.name, "Hardware: name")
-        flag(self.shared, "Hardware: shared")
-        for field in ("replicas_per_host", "memory"):
-            value = integer_or_none(getattr(self, field), f"Hardware: {field}")
-            object.__setattr__(self, field, value)
-        for field in (
-            "memory_bandwidth",
-            "inside_bandwidth",
-            "outside_bandwidth",
-            "latency",
-            "message",
-            "operation",
-            "disk_iops",
-        ):
-            checked = number(
-                getattr(self, field),
-                f"Hardware: {field}",
-                positive=field.endswith(("bandwidth", "iops")),
+        checks: dict[str, Callable[[Any, str], Any]] = {
+            field.name: functools.partial(
+                number, positive=field.name.endswith(("bandwidth", "iops"))
             )
-            object.__setattr__(self, field, checked)
+            for field in dataclasses.fields(self)
+        }
+        checks |= {"name": text, "shared": flag}
+        checks |= dict.fromkeys(
+            ("replicas_per_host", "memory"), integer_or_none
+        )
+        convert_fields(self, "Hardware", **checks)
 
     def on_host(self, replicas: int) -> int:
         """Returns how many of a job's replicas are on one host.

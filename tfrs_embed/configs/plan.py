@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tfrs_embed.compat import strict_json
 from tfrs_embed.compat.arguments import choice
-from tfrs_embed.compat.text_table import format_bytes, printable, text_table
+from tfrs_embed.compat.text_table import format_bytes, printable, value_table
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.tables import as_hot_rows
 from tfrs_embed.configs.types import CommunicationDtype
@@ -159,7 +158,7 @@ class PlanAlternative:
         ['all row', 'all table', 'all column']
 
     Attributes:
-        name: the placements, such as "all row" or "without row".
+        name: the placements, such as "all row".
         seconds: the predicted time of a training step.
         sent_bytes: bytes that a replica sends in a training step.
         bytes: bytes of tables and slots of the replica that holds the most.
@@ -276,32 +275,20 @@ class Plan:
 
     def __str__(self) -> str:
         """Returns the report: tables, replicas, alternatives."""
-        return "\n".join(
-            [
-                *map(printable, summary(self)),
-                "",
-                *text_table(*table_cells(self)),
-                "",
-                *text_table(*replica_cells(self)),
-                "",
-                *text_table(*alternative_cells(self)),
-            ]
-        )
-
-
-#: The arguments of `text_table`: head, lines, columns to the left, last line.
-Cells = tuple[
-    Sequence[str],
-    Sequence[Sequence[str]],
-    Sequence[str],
-    Sequence[str] | None,
-]
+        lines = [printable(line) for line in summary(self)]
+        for kind, records in reported_records(self).items():
+            rows = [{kind: name} | each for name, each in records.items()]
+            lines += ["", *value_table(rows)]
+        return "\n".join(lines)
 
 
 def summary(plan: Plan) -> list[str]:
     """Returns a plan's totals, as two lines of text."""
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
+    tables = (
+        "1 table" if len(plan.tables) == 1 else f"{len(plan.tables)} tables"
+    )
     plural = "" if plan.replicas == 1 else "s"
     disk = sent_as = ""
     if plan.disk_seconds:
@@ -309,7 +296,8 @@ def summary(plan: Plan) -> list[str]:
     if plan.communication_dtype != "float32":
         sent_as = f" as {plan.communication_dtype}"
     return [
-        f"Plan for {plan.replicas:,} replica{plural} of {plan.hardware.name}, "
+        f"Plan of {tables} ({format_bytes(plan.total_bytes)}) for "
+        f"{plan.replicas:,} replica{plural} of {plan.hardware.name}, "
         f"{plan.batch_size:,.6g} samples each, {memory} of tables each",
         f"Predicted step: {format_seconds(plan.seconds)}{disk}, "
         f"{format_bytes(plan.sent_bytes)} sent per replica{sent_as}, "
@@ -317,78 +305,64 @@ def summary(plan: Plan) -> list[str]:
     ]
 
 
-def table_cells(plan: Plan) -> Cells:
-    """Returns a line for each table."""
-    head = "table", "rows", "dim", "size", "hotness", "unique"
-    left = "placement", "reason"
-    lines = [
-        (
-            t.table,
-            f"{t.rows:,}",
-            str(t.dim),
-            format_bytes(t.bytes),
-            f"{t.hotness:.3g}",
-            f"{t.unique_share:.1%}",
-            f"{t}, in files" if t.in_files else str(t),
-            t.reason,
-        )
+def reported_records(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns values by column, of each table, replica and alternative.
+
+    The keys are "table", "replica" and "placements", then names. Many replicas
+    have the least, the mean and the most.
+    """
+    tables = {
+        t.table: {
+            "rows": t.rows,
+            "dim": t.dim,
+            "bytes": t.bytes,
+            "hotness": t.hotness,
+            "unique share": t.unique_share,
+            "placement": f"{t}, in files" if t.in_files else str(t),
+            "reason": t.reason,
+        }
         for t in plan.tables
-    ]
-    total = (
-        f"{len(plan.tables)} tables",
-        f"{sum(t.rows for t in plan.tables):,}",
-        "",
-        format_bytes(plan.total_bytes),
-        f"{sum(t.hotness for t in plan.tables):.3g}",
-        "",
-        "",
-        "",
-    )
-    return (*head, *left), lines, ("table", *left), total
-
-
-def replica_cells(plan: Plan) -> Cells:
-    """Returns a line for each replica, or the least, mean and most of many."""
+    }
     files = any(table.in_files for table in plan.tables)
-    head = ("replica", "memory", *["files"] * files, "sent", "lookups")
-
-    def line(name: str, replica: Sequence[float]) -> tuple[str, ...]:
-        *sizes, lookups = replica
-        return name, *map(format_bytes, sizes), f"{lookups:,.0f}"
-
-    values = [
-        (r.bytes, *[r.file_bytes] * files, r.sent_bytes, r.lookups)
+    replicas: dict[str, dict[str, Any]] = {
+        str(r.rank): {
+            "bytes": r.bytes,
+            **({"file bytes": r.file_bytes} if files else {}),
+            "sent bytes": r.sent_bytes,
+            "lookups": round(r.lookups),
+        }
         for r in plan.per_replica
-    ]
-    if plan.replicas <= _MOST_REPLICAS:
-        lines = [line(str(i), each) for i, each in enumerate(values)]
-    else:
-        columns = list(zip(*values, strict=True))
-        lines = [
-            line("least", [min(column) for column in columns]),
-            line("mean", [statistics.fmean(column) for column in columns]),
-            line("most", [max(column) for column in columns]),
-        ]
-    return head, lines, head[:1], None
-
-
-def alternative_cells(plan: Plan) -> Cells:
-    """Returns a line for the plan, and for each alternative."""
+    }
+    if plan.replicas > _MOST_REPLICAS:
+        every = list(replicas.values())
+        replicas = {
+            name: {
+                column: summarize([each[column] for each in every])
+                for column in every[0]
+            }
+            for name, summarize in (
+                ("least", min),
+                ("mean", statistics.fmean),
+                ("most", max),
+            )
+        }
     most = max(replica.bytes for replica in plan.per_replica)
     this = "this plan", plan.seconds, plan.sent_bytes, most, True
-    lines = [
-        (
-            a.name,
-            format_seconds(a.seconds),
-            f"{a.seconds / plan.seconds:.2f}" if plan.seconds else "",
-            format_bytes(a.sent_bytes),
-            format_bytes(a.bytes),
-            "yes" if a.fits else "no",
-        )
-        for a in [PlanAlternative(*this), *plan.alternatives]
-    ]
-    head = ("placements", "step", "of this", "sent", "fullest replica", "fits")
-    return head, lines, head[:1], None
+    alternatives = {
+        a.name: {
+            "step": format_seconds(a.seconds),
+            "of this": round(a.seconds / (plan.seconds or 1.0), 2),
+            "sent bytes": a.sent_bytes,
+            "most bytes": a.bytes,
+            "fits": "yes" if a.fits else "no",
+        }
+        for a in (PlanAlternative(*this), *plan.alternatives)
+    }
+    return {
+        "table": tables,
+        "replica": replicas,
+        "placements": alternatives,
+    }
 
 
 def format_seconds(seconds: float) -> str:

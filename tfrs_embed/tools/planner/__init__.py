@@ -1,10 +1,10 @@
 """Plans: placements for tables, and the predicted cost of a step.
 
 A module per idea: `usage` has the numbers of ids, `candidates` the placements
-that a table may have, `traffic` collectives and their bytes, `cost` the time of
-a table's work, `parts` and `prediction` the time of a step, `search` the best
-choice; `planning` puts them together. `frequent` finds rows to copy. What they
-make is `configs.plan.Plan`, on `configs.hardware.Hardware`.
+that a table may have, `traffic` collectives and their bytes, `cost` what a
+table costs, `prediction` the time of a step, `search` the best choice;
+`planning` puts them together. `frequent` finds rows to copy. What they make is
+`configs.plan.Plan`, on `configs.hardware.Hardware`.
 """
 
 from tfrs_embed.configs.hardware import Hardware

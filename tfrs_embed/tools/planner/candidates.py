@@ -7,7 +7,6 @@ import functools
 import math
 from typing import NamedTuple
 
-from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.ops.bags import is_wide
 from tfrs_embed.tools.planner.traffic import FLOAT
@@ -15,8 +14,6 @@ from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 
 # The ids of a narrower slice cost more than its columns.
 _LEAST_WIDTH = 4
-
-_PAGE = 4096  # Bytes of a page of memory, and of a read of the disk.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,41 +51,20 @@ class Demand:
     in_files: bool = False
     misses: float = 0.0
 
-    @functools.cached_property
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row, without slots."""
         return self.dim * self.number
 
-    @functools.cached_property
-    def bytes(self) -> int:
-        """Bytes of the table and its slots in memory; pages of files aren't."""
-        return 0 if self.in_files else self.rows * self.state_bytes
-
-    @functools.cached_property
-    def disk_pages(self) -> float:
-        """Pages that one replica's ids take from and to the disk in a step.
-
-        A row that isn't in memory takes a page, or more if it is long, and so
-        does its part of each slot of its width. Slots of a number for each row
-        stay in memory. Each page is written, too, since the step changes it.
-        """
-        of_row = max(1.0, self.row_bytes / _PAGE)
-        of_slot = max(1.0, self.dim * FLOAT / _PAGE)
-        pages = of_row + self.slot_numbers // self.dim * of_slot
-        return 2 * self.misses * self.usage.unique * pages
-
-    @functools.cached_property
+    @property
     def state_bytes(self) -> int:
         """Bytes of a row and its slots."""
         return self.row_bytes + self.slot_numbers * FLOAT
 
-    @functools.cached_property
-    def message_words(self) -> int:
-        """Words of ids that a replica sends to the owner of a slice."""
-        return sum(
-            int(piece_words(f.most_bags, f.most_ids, int(f.ragged), 0))
-            for f in self.usage.features
-        )
+    @property
+    def bytes(self) -> int:
+        """Bytes of the table and its slots in memory; pages of files aren't."""
+        return 0 if self.in_files else self.rows * self.state_bytes
 
     @functools.cached_property
     def by_vectors(self) -> tuple[FeatureUsage, ...]:
@@ -105,29 +81,18 @@ class Demand:
             )
         )
 
-    @functools.cached_property
-    def ids_by_vectors(self) -> float:
-        """The mean number of ids of these features."""
-        return math.fsum(f.ids for f in self.by_vectors)
-
-    @functools.cached_property
-    def hot_bytes(self) -> int:
-        """Bytes of a copy of the hot rows and their slots."""
-        hot = self.usage.hot
-        rows = 0 if hot is None else len(hot.ids)
-        return rows * self.state_bytes
-
-    @functools.cached_property
+    @property
     def share_by_rows(self) -> float:
         """The share of the ids that are exchanged by rows."""
         if not self.by_vectors:
             return 1.0
-        return 1.0 - self.ids_by_vectors / self.usage.ids
+        return 1.0 - math.fsum(f.ids for f in self.by_vectors) / self.usage.ids
 
-    @functools.cached_property
-    def bag_words(self) -> int:
-        """Words of a bag of all features that are exchanged by vectors."""
-        return sum(f.bag_size or 0 for f in self.by_vectors)
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of a copy of the hot rows and their slots."""
+        hot = self.usage.hot
+        return self.state_bytes * len(hot.ids) if hot else 0
 
 
 class Candidate(NamedTuple):
@@ -140,7 +105,7 @@ class Candidate(NamedTuple):
     """
 
     placement: str
-    slices: int
+    slices: int = 0
     hot: bool = False
 
     def __str__(self) -> str:
@@ -174,9 +139,9 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
     ):
         found.append(Candidate("column", slices))
         slices *= 2
-    found += [Candidate("row", 0), Candidate("replicated", 0)]
+    found += [Candidate("row"), Candidate("replicated")]
     if demand.usage.hot is not None and replicas > 1:
-        hot = Candidate("row", 0, hot=True)
+        hot = Candidate("row", hot=True)
         found = [*found, hot] if demand.kept is None else [hot]
     kept = tuple(c for c in found if demand.kept in (None, c.placement))
     return kept or (whole,)

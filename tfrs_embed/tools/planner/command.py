@@ -17,8 +17,7 @@ from tfrs_embed.tools.command_line import (
     integer,
 )
 from tfrs_embed.tools.planner import model_file
-from tfrs_embed.tools.planner.planning import plan
-from tfrs_embed.tools.planner.shortage import TablesDontFit
+from tfrs_embed.tools.planner.planning import TablesDontFit, plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

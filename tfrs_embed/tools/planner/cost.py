@@ -1,141 +1,173 @@
-"""The time of a training step's work on tables.
+"""What a table costs in a training step.
 
-The time is the sum of five: reading and writing rows; starting operations;
-sending bytes; the latency of collectives and messages; pages of tables in
-files, which the disk reads and writes. The section "The time of
-a step" of docs/planning.md describes the model. The weights are fitted to
-training steps that `benchmarks/fit_planner.py` measured on two CPU cores, so
-they include the effects of caches.
+The section "The time of a step" of docs/planning.md describes the model. The
+weights are fitted to training steps that `benchmarks/fit_planner.py` measured
+on two CPU cores, so they include the effects of caches.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from tfrs_embed.configs.hardware import Hardware
+from tfrs_embed.distribution import hot_rows
+from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.traffic import WORD
-from tfrs_embed.tools.planner.candidates import Demand
+from tfrs_embed.tools.planner.candidates import Candidate, Demand
+from tfrs_embed.tools.planner.traffic import FLOAT
 
-_LOOKUP_PASSES = 2
-_GRADIENT_PASSES = 2
+_PAGE = 4096  # Bytes of a page of memory, and of a read of the disk.
+
+# Of a row, for its lookup and its gradient.
+_PASSES = 4
 # A vector that is exchanged, and its gradient, are copied into messages and out
 # of them, and the shards' parts are summed.
 _VECTOR_PASSES = 8
 # Gradients of hot rows, looked up or not, are written, read and added.
 _ALL_REDUCE_PASSES = 4
 
-#: The time of a byte of rows, over that of a byte at the memory's bandwidth.
-_WEIGHTS = {
-    "row": 0.45,
-    "vectors": 0.05,
-    "table": 0.25,
-    "column": 0.25,
-    "replicated": 0.45,
-}
-#: The bytes whose time an id costs, whatever its row's width.
-_ID_BYTES = {
-    "row": 670,
-    "vectors": 220,
-    "table": 100,
-    "column": 150,
-    "replicated": 900,
-}
-#: Operations of a table, of a slice of one, or of a feature by vectors.
-_OPERATIONS = {
-    "row": 5.5,
-    "vectors": 12.5,
-    "table": 4.5,
-    "column": 3.0,
-    "replicated": 6.5,
+
+class Weights(NamedTuple):
+    """What was fitted of a placement, and of features by vectors.
+
+    Attributes:
+        byte: the time of a byte of rows, over that of one at the memory's
+            bandwidth.
+        id_bytes: the bytes whose time an id costs, whatever its row's width.
+        operations: operations of a table, of a slice of one, or of a feature by
+            vectors.
+    """
+
+    byte: float
+    id_bytes: int
+    operations: float
+
+
+WEIGHTS = {
+    "row": Weights(0.45, 670, 5.5),
+    "vectors": Weights(0.05, 220, 12.5),
+    "table": Weights(0.25, 100, 4.5),
+    "column": Weights(0.25, 150, 3.0),
+    "replicated": Weights(0.45, 900, 6.5),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """The five parts of a step's time, in seconds."""
+class Cost(NamedTuple):
+    """What a table costs each replica; or each of its slices, the owner.
+
+    Attributes:
+        memory: bytes of a slice, or of a copy; 0 of a table by row.
+        lookups: rows, or slices of rows, that are read.
+        work: weighted bytes that are read and written.
+        pages: pages that the disk reads and writes.
+        operations: operations, of all slices together.
+        words: words of ids for a slice's owner; by vectors, of a bag.
+        floats: numbers of the vectors from a slice's owner; by vectors, of a
+            vector of each feature.
+        bags: the most bags of a feature that is exchanged by vectors.
+        hot_floats: numbers of an all-reduce for hot rows.
+        keys: the most unique keys of a replica's copy.
+    """
 
     memory: float
+    lookups: float
+    work: float
+    pages: float
     operations: float
-    transfer: float
-    latency: float
-    disk: float
-
-    @property
-    def seconds(self) -> float:
-        """The sum of the parts."""
-        return sum(dataclasses.astuple(self))
+    words: int = 0
+    floats: int = 0
+    bags: int = 0
+    hot_floats: int = 0
+    keys: float = 0.0
 
 
-def _update_passes(demand: Demand) -> float:
-    return 2 * demand.state_bytes / demand.row_bytes
+def disk_pages(demand: Demand) -> float:
+    """Pages that one replica's ids take from and to the disk in a step.
 
-
-def _passes(demand: Demand) -> float:
-    return _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
-
-
-def of_slice(demand: Demand, slices: int) -> tuple[float, float]:
-    """The work of a slice's owner, and operations for all slices of its table.
-
-    The owner gets the ids of all replicas.
-
-    Returns:
-        The bytes that are read and written in a step, weighted; and the number
-        of operations.
+    A row that isn't in memory takes a page, or more if it is long, and so does
+    its part of each slot of its width. Slots of a number for each row stay in
+    memory. Each page is written, too, since the step changes it.
     """
-    # A table that is too narrow to be cut has one slice of columns.
-    kind = "table" if slices == 1 else "column"
-    moved = _WEIGHTS[kind] * _passes(demand) * demand.row_bytes / slices
-    ids = demand.usage.ids * len(demand.usage.owned)
-    return ids * (moved + _ID_BYTES[kind]), slices * _OPERATIONS[kind]
+    of_row = max(1.0, demand.row_bytes / _PAGE)
+    of_slot = max(1.0, demand.dim * FLOAT / _PAGE)
+    pages = of_row + demand.slot_numbers // demand.dim * of_slot
+    return 2 * demand.misses * demand.usage.unique * pages
 
 
-def slice_floats(demand: Demand, slices: int) -> int:
-    """Floats of the vectors that a replica gets from the owner of a slice."""
-    return demand.usage.most_bags * demand.dim // slices
+def _work(
+    demand: Demand, weights: Weights, ids: float, slices: int = 1
+) -> float:
+    """The weighted bytes that ids read and write, in one of the slices."""
+    update = 2 * demand.state_bytes / demand.row_bytes
+    moved = weights.byte * (_PASSES + update) * demand.row_bytes / slices
+    return ids * (moved + weights.id_bytes)
 
 
-def of_hot_rows(demand: Demand) -> tuple[float, float]:
-    """A replica's work and operations for a table by row with hot rows."""
-    hot = demand.usage.hot
-    assert hot is not None
-    moved = _WEIGHTS["row"] * _passes(demand) * demand.row_bytes
-    moved += _ID_BYTES["row"]
-    # Each replica updates the copies that any replica has looked up.
-    updated = min(len(hot.ids), hot.unique * len(hot.owned))
-    rows = _ALL_REDUCE_PASSES * len(hot.ids)
-    rows_updated = _update_passes(demand) * updated
-    copies = _WEIGHTS["replicated"] * demand.row_bytes * (rows + rows_updated)
-    operations = _OPERATIONS["row"] + _OPERATIONS["replicated"]
-    return demand.usage.ids * moved + copies, operations
-
-
-def of_rows(demand: Demand) -> tuple[float, float]:
-    """A replica's work and operations for a table by row without hot rows."""
-    replicas = len(demand.usage.owned)
-    ids = {"vectors": demand.ids_by_vectors}
-    ids["row"] = demand.usage.ids - ids["vectors"]
-    passes = _passes(demand)
-    total = sum(
-        n * (_WEIGHTS[kind] * passes * demand.row_bytes + _ID_BYTES[kind])
-        for kind, n in ids.items()
+def cost_of(demand: Demand, candidate: Candidate) -> Cost:
+    """Returns what a table costs in a placement."""
+    usage, row, hot = demand.usage, demand.row_bytes, demand.usage.hot
+    ids, replicas = usage.ids, len(usage.owned)
+    update = 2 * demand.state_bytes / row
+    pages = disk_pages(demand)
+    by_row, copy = WEIGHTS["row"], WEIGHTS["replicated"]
+    if candidate.slices:
+        # The owner gets the ids of all replicas. A table that is too narrow to
+        # be cut has one slice of columns.
+        slices, ids = candidate.slices, ids * replicas
+        weights = WEIGHTS["table" if slices == 1 else "column"]
+        return Cost(
+            memory=demand.bytes // slices,
+            lookups=ids,
+            work=_work(demand, weights, ids, slices),
+            pages=pages * replicas,
+            operations=slices * weights.operations,
+            words=sum(
+                int(piece_words(f.most_bags, f.most_ids, int(f.ragged), 0))
+                for f in usage.features
+            ),
+            floats=usage.most_bags * demand.dim // slices,
+        )
+    copied = copy.byte * row
+    if candidate.placement == "replicated":
+        # Each replica updates the unique rows of all.
+        moved = _PASSES * ids + update * usage.unique * replicas
+        return Cost(
+            memory=demand.bytes,
+            lookups=ids,
+            work=copied * moved + copy.id_bytes * ids,
+            pages=pages * replicas,
+            operations=copy.operations,
+            keys=usage.most_unique,
+        )
+    if candidate.hot and hot is not None:
+        # Each replica updates the copies that any replica has looked up.
+        updated = update * min(len(hot.ids), hot.unique * replicas)
+        moved = _ALL_REDUCE_PASSES * len(hot.ids) + updated
+        return Cost(
+            memory=demand.hot_bytes,
+            lookups=ids,
+            work=_work(demand, by_row, ids) + copied * moved,
+            pages=pages,
+            operations=by_row.operations + copy.operations,
+            hot_floats=hot_rows.num_floats(len(hot.ids), demand.dim),
+        )
+    features = demand.by_vectors
+    vectors = sum(f.ids for f in features)
+    bags = [f.most_bags for f in features]
+    moved = replicas * sum(bags) * _VECTOR_PASSES * row
+    return Cost(
+        memory=0.0,
+        lookups=ids,
+        work=_work(demand, by_row, ids - vectors)
+        + _work(demand, WEIGHTS["vectors"], vectors)
+        + moved,
+        pages=pages,
+        operations=len(features) * WEIGHTS["vectors"].operations
+        + (demand.share_by_rows > 0) * by_row.operations,
+        words=sum(f.bag_size or 0 for f in features),
+        floats=len(features) * demand.dim,
+        bags=max(bags, default=0),
     )
-    bags = replicas * sum(f.most_bags for f in demand.by_vectors)
-    operations = len(demand.by_vectors) * _OPERATIONS["vectors"]
-    if demand.share_by_rows:
-        operations += _OPERATIONS["row"]
-    return total + bags * _VECTOR_PASSES * demand.row_bytes, operations
-
-
-def of_copy(demand: Demand) -> tuple[float, float]:
-    """A replica's work and operations for a replicated table."""
-    ids = demand.usage.ids
-    moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
-    # Each replica updates the unique rows of all.
-    unique = demand.usage.unique * len(demand.usage.owned)
-    moved += _update_passes(demand) * unique
-    moved *= _WEIGHTS["replicated"] * demand.row_bytes
-    return moved + _ID_BYTES["replicated"] * ids, _OPERATIONS["replicated"]
 
 
 def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
@@ -154,14 +186,11 @@ def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
     )
 
 
-def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
+def move_time(cost: Cost, demand: Demand, hardware: Hardware) -> float:
     """Seconds that one of a table's slices adds to its owner's step."""
-    replicas = len(demand.usage.owned)
-    size = WORD * demand.message_words
-    size += 2 * demand.element * slice_floats(demand, slices)
-    sent = (replicas - 1) * size
+    size = WORD * cost.words + 2 * demand.element * cost.floats
+    sent = (len(demand.usage.owned) - 1) * size
     seconds = sent / hardware.inside_bandwidth
     if not hardware.shared:
-        work, _ = of_slice(demand, slices)
-        seconds += work / hardware.memory_bandwidth
+        seconds += cost.work / hardware.memory_bandwidth
     return seconds

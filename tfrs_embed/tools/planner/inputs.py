@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfrs_embed.compat import progress as tasks
@@ -56,33 +56,31 @@ def table_usage(
     ) as task:
         read = list(task.count(limited))
     counted = count_hot_rows(spec, read)
-    usage = {}
-    for table in spec.tables:
-        lookups = [each for _, each in _lookups(spec, table)]
-        usage[table.name] = measured_usage(
+    return {
+        table.name: measured_usage(
             table,
-            [[bags[each] for each in lookups] for bags in read],
+            [
+                [
+                    bags[lookup]
+                    for feature in _features(spec, table)
+                    for lookup in feature.lookups
+                ]
+                for bags in read
+            ],
             replicas,
             counted.get(table.name, table.hot_rows),  # type: ignore[arg-type]
         )
-    return usage
+        for table in spec.tables
+    }
 
 
-def _lookups(
-    spec: EmbeddingSpec, table: TableSpec
-) -> list[tuple[int, FeatureSpec]]:
-    """A table's lookups, each with the index of its feature."""
-    return [
-        (i, each)
-        for i, feature in enumerate(spec.features)
-        if feature.table is table
-        for each in feature.lookups
-    ]
+def _features(spec: EmbeddingSpec, table: TableSpec) -> list[FeatureSpec]:
+    return [feature for feature in spec.features if feature.table is table]
 
 
 def _expected(
     spec: EmbeddingSpec,
-    hotness: Sequence[float],
+    hotness: Mapping[FeatureSpec, float],
     replicas: int,
     batch_size: int | None,
     exponent: float,
@@ -103,33 +101,28 @@ def _expected(
                 "of rows, and a hotness doesn't tell which rows: give batches, "
                 "or the rows' ids."
             )
-        lookups = _lookups(spec, table)
+        lookups = []
+        for feature in _features(spec, table):
+            ids = hotness[feature]
+            for lookup in feature.lookups:
+                if hashings.multiplies(feature.hashing):
+                    # Each id has a vector.
+                    shape = None, math.ceil(ids)
+                    lookup = dataclasses.replace(lookup, output_shape=shape)
+                lookups.append((lookup, ids))
         usage[table.name] = expected_usage(
-            table,
-            [_alone(spec.features[i], each, hotness[i]) for i, each in lookups],
-            [hotness[i] for i, _ in lookups],
-            size,
-            exponent,
-            replicas,
-            table.hot_rows,
+            table, lookups, size, exponent, replicas, table.hot_rows
         )
     return usage
-
-
-def _alone(
-    feature: FeatureSpec, lookup: FeatureSpec, hotness: float
-) -> FeatureSpec:
-    """The lookup; with a vector for each id if rows of an id are multiplied."""
-    if not hashings.multiplies(feature.hashing):
-        return lookup
-    return dataclasses.replace(lookup, output_shape=(None, math.ceil(hotness)))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
+def _hotness(
+    spec: EmbeddingSpec, given: Any
+) -> dict[FeatureSpec, float] | None:
     """Each feature's hotness; None: batches are given."""
     if _is_number(given):
         flat = [given] * len(spec.features)
@@ -139,7 +132,7 @@ def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
             return None  # One batch.
     else:
         return None
-    return [
-        number(value, f"{feature}: hotness")
+    return {
+        feature: number(value, f"{feature}: hotness")
         for feature, value in zip(spec.features, flat, strict=True)
-    ]
+    }

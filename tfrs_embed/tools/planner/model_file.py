@@ -13,7 +13,7 @@ from tfrs_embed.tools.planner.planning import ZIPF_EXPONENT
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TableEntry:
     """An entry of "tables"."""
 
     name: str
@@ -24,7 +24,7 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Feature:
+class FeatureEntry:
     """An entry of "features"."""
 
     name: str
@@ -33,11 +33,11 @@ class Feature:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelFile:
     """The file; its fields are arguments of `planning.plan`."""
 
-    tables: tuple[Table, ...]
-    features: tuple[Feature, ...]
+    tables: tuple[TableEntry, ...]
+    features: tuple[FeatureEntry, ...]
     batch_size: int
     optimizer: str | None = None
     zipf_exponent: float = ZIPF_EXPONENT
@@ -82,11 +82,13 @@ class Model:
         }
 
 
-def read(path: str) -> Model:
+def read(path: str) -> ModelFile:
     """Reads a model's file.
 
     Raises:
         OSError: the file can't be read.
         ValueError: the file is not what docs/planning.md describes.
     """
-    return strict_json.loads(pathlib.Path(path).read_bytes(), Model, "config")
+    return strict_json.loads(
+        pathlib.Path(path).read_bytes(), ModelFile, "config"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfrs_embed.compat.arguments import integer
+from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.hardware import Hardware, hardware
 from tfrs_embed.configs.plan import (
@@ -23,10 +25,10 @@ from tfrs_embed.distribution import wire
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.engines import column_slices
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.tools.planner.candidates import Demand
+from tfrs_embed.tools.planner.candidates import Candidate, Demand
 from tfrs_embed.tools.planner.inputs import table_usage
-from tfrs_embed.tools.planner.search import Found, Search, best_of
-from tfrs_embed.tools.planner.shortage import does_not_fit
+from tfrs_embed.tools.planner.prediction import CostModel, Step
+from tfrs_embed.tools.planner.search import best_steps
 from tfrs_embed.tools.planner.usage import TableUsage, zipf_unique
 
 #: The exponent of the ids in docs/scaling.md.
@@ -144,15 +146,12 @@ def plan(
     ]
     if limit is not None:
         demands = _with_misses(demands, count * limit, zipf_exponent)
-    search = Search(demands, machine, limit)
-    found = search.move_owners(search.best())
-    if found.excess:
-        raise does_not_fit(search, found)
-    others = _alternatives(search)
-    fitting = filter(search.fits, others.values())
-    found = best_of([found, *fitting])
+    model = CostModel(demands, machine, limit)
+    best, others = best_steps(model)
+    if best.excess:
+        raise _does_not_fit(model, min(best.most, others["all row"].most))
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, others, spec, optimizers, samples, sent_as)
+    return _plan(model, best, others, spec, optimizers, samples, sent_as)
 
 
 def _demand(
@@ -217,14 +216,14 @@ def _with_misses(
     return [dataclasses.replace(d, misses=misses(d)) for d in demands]
 
 
-def _file_bytes(found: Found) -> list[int]:
+def _file_bytes(model: CostModel, step: Step) -> list[int]:
     """The files' bytes of each replica."""
-    search = found.search
-    sizes = [0] * search.replicas
-    for i, demand in enumerate(search.demands):
+    sizes = [0] * model.replicas
+    for i, demand in enumerate(model.demands):
         if demand.in_files:
-            ranks = found.ranks.get(i) or range(search.replicas)
-            copied = found.candidates[i].placement == "replicated"
+            ranks = step.ranks.get(i) or range(model.replicas)
+            candidate = model.candidates[step.choice[i]]
+            copied = candidate.placement == "replicated"
             parts = 1 if copied else len(ranks)
             for rank in ranks:
                 sizes[rank] += -(-demand.rows * demand.state_bytes // parts)
@@ -232,120 +231,149 @@ def _file_bytes(found: Found) -> list[int]:
 
 
 def _plan(
-    search: Search,
-    found: Found,
-    others: Mapping[str, Found],
+    model: CostModel,
+    step: Step,
+    others: Mapping[str, Step],
     spec: EmbeddingSpec,
     optimizers: Mapping[str, TableOptimizer | None],
     samples: float,
     sent_as: str,
 ) -> Plan:
-    """Makes the plan of the found choice and of others, by name."""
-    # Each other choice by its first name.
-    names = {found.choice: ""}
-    for name, each in others.items():
-        names.setdefault(each.choice, name)
-    prediction = found.prediction
-    sent = prediction.exchange.bytes
-    tables = []
-    for i, (table, demand, candidate) in enumerate(
-        zip(spec.tables, search.demands, found.candidates, strict=True)
-    ):
-        hot = demand.usage.hot if candidate.hot else None
-        features = [f.name for f in spec.features if f.table is table]
-        tables.append(
-            TablePlan(
-                table=table.name,
-                rows=demand.rows,
-                dim=demand.dim,
-                bytes=demand.rows * demand.state_bytes,
-                features=tuple(features),
-                hotness=demand.usage.hotness,
-                unique_share=demand.usage.unique_share,
-                placement=candidate.placement,  # type: ignore[arg-type]
-                ranks=found.ranks.get(i, ()),
-                reason=_reason(search, found, i),
-                hot_rows=tuple(sorted(hot.ids)) if hot else (),
-                optimizer=rule_name(optimizers[table.name]),
-                dtype=table.dtype,
-                in_files=demand.in_files,
+    """Makes the plan of a choice, and of others by name."""
+    sent, limit = step.exchange.bytes, model.limit
+    files = _file_bytes(model, step)
+    alternatives: dict[tuple[int, ...], PlanAlternative] = {}
+    for name, other in others.items():
+        if other.choice != step.choice:
+            alternatives.setdefault(
+                other.choice,
+                PlanAlternative(
+                    name,
+                    other.seconds,
+                    other.exchange.bytes,
+                    other.most,
+                    limit is None or other.most <= limit,
+                ),
             )
-        )
     return Plan(
-        replicas=search.replicas,
-        hardware=search.hardware,
-        memory_per_replica=search.limit,
+        replicas=model.replicas,
+        hardware=model.hardware,
+        memory_per_replica=limit,
         batch_size=samples,
-        tables=tuple(tables),
+        tables=tuple(
+            _table_plan(model, step, i, spec, optimizers[table.name])
+            for i, table in enumerate(spec.tables)
+        ),
         per_replica=tuple(
-            ReplicaPlan(rank, int(size), sent, float(lookups), files)
-            for rank, (size, lookups, files) in enumerate(
-                zip(
-                    prediction.memory,
-                    prediction.lookups,
-                    _file_bytes(found),
-                    strict=True,
-                )
+            ReplicaPlan(rank, int(size), sent, float(lookups), files[rank])
+            for rank, (size, lookups) in enumerate(
+                zip(step.memory, step.lookups, strict=True)
             )
         ),
-        seconds=found.seconds,
+        seconds=step.seconds,
         sent_bytes=sent,
-        collectives=prediction.exchange.collectives,
-        imbalance=prediction.imbalance,
-        alternatives=tuple(
-            PlanAlternative(
-                name,
-                each.seconds,
-                each.prediction.exchange.bytes,
-                each.most,
-                search.fits(each),
-            )
-            for name, each in others.items()
-            if names[each.choice] == name
-        ),
+        collectives=step.exchange.collectives,
+        imbalance=step.imbalance,
+        alternatives=tuple(alternatives.values()),
         communication_dtype=sent_as,  # type: ignore[arg-type]
-        disk_seconds=prediction.time.disk,
+        disk_seconds=step.time.disk,
     )
 
 
-def _reason(search: Search, found: Found, index: int) -> str:
+def _table_plan(
+    model: CostModel,
+    step: Step,
+    index: int,
+    spec: EmbeddingSpec,
+    optimizer: TableOptimizer | None,
+) -> TablePlan:
+    table, demand = spec.tables[index], model.demands[index]
+    candidate = model.candidates[step.choice[index]]
+    hot = demand.usage.hot if candidate.hot else None
+    return TablePlan(
+        table=table.name,
+        rows=demand.rows,
+        dim=demand.dim,
+        bytes=demand.rows * demand.state_bytes,
+        features=tuple(f.name for f in spec.features if f.table is table),
+        hotness=demand.usage.hotness,
+        unique_share=demand.usage.unique_share,
+        placement=candidate.placement,  # type: ignore[arg-type]
+        ranks=step.ranks.get(index, ()),
+        reason=_reason(model, step, index),
+        hot_rows=tuple(sorted(hot.ids)) if hot else (),
+        optimizer=rule_name(optimizer),
+        dtype=table.dtype,
+        in_files=demand.in_files,
+    )
+
+
+def _reason(model: CostModel, step: Step, index: int) -> str:
     """The reason for a table's placement: the cost of other placements."""
-    demand = search.demands[index]
+    demand = model.demands[index]
     if demand.kept is not None:
         return demand.reason
-    if search.replicas == 1:
+    if model.replicas == 1:
         return "one replica"
-    mine = found.candidates[index]
-    others: dict[str, list[Found]] = {}
-    for i, each in enumerate(search.options[index]):
+    mine = model.candidates[step.choice[index]]
+    best: dict[str, tuple[Candidate, Step]] = {}
+    for each, option in model.options[index].items():
         if (each.placement, each.hot) != (mine.placement, mine.hot):
-            choice = (*found.choice[:index], i, *found.choice[index + 1 :])
+            choice = (*step.choice[:index], option, *step.choice[index + 1 :])
             kind = "row with hot rows" if each.hot else each.placement
-            others.setdefault(kind, []).append(search.evaluate(choice))
-    best = {kind: best_of(each) for kind, each in others.items()}
-    fitting = [each for each in best.values() if not each.excess]
+            other = model.step(choice)
+            if kind not in best or other.key < best[kind][1].key:
+                best[kind] = each, other
     parts = []
-    if fitting:
-        nearest = best_of(fitting)
-        more = format_seconds(max(nearest.seconds - found.seconds, 0.0))
-        parts.append(f"{nearest.candidates[index]} takes {more} more")
-    if unfit := [kind for kind, each in best.items() if each.excess]:
+    if fitting := [pair for pair in best.values() if not pair[1].excess]:
+        nearest, other = min(fitting, key=lambda pair: pair[1].key)
+        more = format_seconds(max(other.seconds - step.seconds, 0.0))
+        parts.append(f"{nearest} takes {more} more")
+    if unfit := [kind for kind, (_, each) in best.items() if each.excess]:
         doesnt = "doesn't" if len(unfit) == 1 else "don't"
         parts.append(f"{', '.join(unfit)} {doesnt} fit")
     return "; ".join(parts)
 
 
-def _alternatives(search: Search) -> dict[str, Found]:
-    """The best choices with one placement for all tables, and without each.
+class TablesDontFit(ValueError):
+    """The tables don't fit in the replicas' memory."""
 
-    Where none fits, the best one without a limit.
-    """
-    unlimited = Search(search.demands, search.hardware, None)
-    allowed = {f"all {name}": [name] for name in PLACEMENTS}
-    for name in PLACEMENTS:
-        allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]
-    found = {name: search.best(each) for name, each in allowed.items()}
-    return {
-        name: unlimited.best(allowed[name]) if each.excess else each
-        for name, each in found.items()
-    }
+
+def _does_not_fit(model: CostModel, most: int) -> TablesDontFit:
+    """Returns the error of a search that found nothing that fits."""
+    limit, demands = model.limit, model.demands
+    assert limit is not None
+    largest = max(demands, key=lambda demand: demand.bytes)
+    message = (
+        "The tables don't fit. With their slots they take "
+        f"{_size(sum(demand.bytes for demand in demands))}, the largest, "
+        f"'{largest.name}', {_size(largest.bytes)}; spread over "
+        f"{model.replicas} replicas they need {_size(most)} on one of them, "
+        f"{_size(most - limit)} more than memory_per_replica={limit} "
+        f"({format_bytes(limit)}). memory_per_replica={most} would do"
+    )
+
+    def needed(replicas: int) -> int:
+        """Bytes on each of some replicas, of tables by row where allowed."""
+        total = 0
+        for demand in demands:
+            spread = demand.kept in (None, "row")
+            rows = -(-demand.rows // replicas) if spread else demand.rows
+            total += rows * (demand.bytes // demand.rows)
+            total += demand.hot_bytes * (demand.kept == "row")
+        return total
+
+    numbers = range(1, max(demand.rows for demand in demands) + 1)
+    index = bisect.bisect_left(numbers, True, key=lambda n: needed(n) <= limit)
+    if index < len(numbers):
+        enough = f", or {numbers[index]:,} replicas, sharded by row."
+    else:
+        enough = (
+            "; no number of replicas would, as some tables can't be spread any "
+            "further."
+        )
+    return TablesDontFit(message + enough)
+
+
+def _size(size: int) -> str:
+    return f"{size} bytes ({format_bytes(size)})"

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.tools.planner.batches import Bags
-from tfrs_embed.tools.planner.traffic import bag_size
 
 # So many of the most frequent ids have exact probabilities. The other ids are
 # in bins, each longer than the one before by a factor.
@@ -47,7 +46,8 @@ class FeatureUsage:
     @functools.cached_property
     def bag_size(self) -> int | None:
         """The ids of each bag; None: bags differ."""
-        return bag_size(self.most_bags, self.most_ids, self.ragged)
+        bags, ids = self.most_bags, self.most_ids
+        return None if self.ragged or not bags or ids % bags else ids // bags
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,20 +149,19 @@ def _zipf_law(
 
 def expected_usage(
     table: TableSpec,
-    features: Sequence[FeatureSpec],
-    hotness: Sequence[float],
+    lookups: Sequence[tuple[FeatureSpec, float]],
     batch_size: int,
     exponent: float,
     replicas: int,
     hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
-    """Computes the expected use of a table from the hotness of its features.
+    """Computes the expected use of a table from its lookups' hotness.
 
     `batch_size` is the number of samples of one replica. `hot_rows`, rows that
     may have copies, are assumed to be the most frequent ids.
     """
     used = []
-    for feature, each in zip(features, hotness, strict=True):
+    for feature, each in lookups:
         bags, length = batch_size, feature.max_sequence_length
         if length:
             bags, each = batch_size * length, min(each, length)

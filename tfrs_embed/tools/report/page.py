@@ -26,8 +26,7 @@ class Section:
 
     Attributes:
         title: its title.
-        head, lines, left, total: the table, as arguments of `text_table`.
-        text: an explanation below the title; "": none.
+        head, lines, left: the table, as arguments of `text_table`.
         pictures: the pictures.
     """
 
@@ -35,8 +34,6 @@ class Section:
     head: Sequence[str]
     lines: Sequence[Sequence[str]]
     left: Collection[str]
-    total: Sequence[str] | None = None
-    text: str = ""
     pictures: Sequence[Picture] = ()
 
 

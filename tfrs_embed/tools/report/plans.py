@@ -5,13 +5,11 @@ from __future__ import annotations
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.configs.plan import (
     Plan,
-    alternative_cells,
     format_seconds,
-    replica_cells,
+    reported_records,
     summary,
-    table_cells,
 )
-from tfrs_embed.tools.report.page import Part, Section
+from tfrs_embed.tools.report.page import Part, table
 from tfrs_embed.tools.report.pictures import bars
 
 
@@ -47,10 +45,19 @@ def plan(path: str, text: bytes) -> Part:
     ]
     times = {a.name: a.seconds for a in read.alternatives}
     times = {"this plan": read.seconds, **times}
-    step = bars("Predicted time of a step", times, format_seconds)
-    sections = (
-        Section("Tables", *table_cells(read), text=summary(read)[0] + "."),
-        Section("Replicas", *replica_cells(read), pictures=of_replicas),
-        Section("Alternatives", *alternative_cells(read), pictures=[step]),
+    pictures = {
+        "replica": of_replicas,
+        "placements": [bars("Predicted time of a step", times, format_seconds)],
+    }
+    titles = {
+        "table": "Tables",
+        "replica": "Replicas",
+        "placements": "Alternatives",
+    }
+    sections = [
+        table(titles[kind], kind, records, pictures.get(kind, ()))
+        for kind, records in reported_records(read).items()
+    ]
+    return Part(
+        "Plan", path, facts, sections, [f"{line}." for line in summary(read)]
     )
-    return Part("Plan", path, facts, sections)
