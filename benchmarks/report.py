@@ -66,8 +66,9 @@ INTRODUCTIONS = {
         "A whole model",
         'The synthetic model "Tiny" with the large tables a hundredth of '
         "theirs: an MLP of 256, 128 and 1 on all activations and 10 numerical "
-        "features, trained with Adagrad. What is above the dense part is the "
-        "step less that of the same MLP on given activations.",
+        "features, trained with Adagrad. The time above the dense part is the "
+        "step's time less the time of a step of the same MLP on given "
+        "activations.",
     ),
     "tables": (
         "Few and many tables",
@@ -81,8 +82,8 @@ INTRODUCTIONS = {
     "dims": ("The width of the rows", "A training step, Adagrad."),
     "memory": (
         "Memory",
-        "MiB. What training steps need at once, tracing included, beside what "
-        "the process has when its tables and slots are there.",
+        "MiB. The most memory that training steps take, tracing included, "
+        "beside the process with its tables and slots.",
     ),
 }
 
@@ -160,9 +161,9 @@ def header(results, args):
             "table's rows, so batches have duplicates. All contenders start "
             "from the same rows, and what each computes is checked in a step "
             f"that is not timed; {DIFFERS} marks a difference. The least "
-            "memory traffic is that of threads that read the looked-up rows, "
-            "then read and write each unique row of the table and its slots, "
-            "prefetching, and compute nothing."
+            "memory traffic is measured with threads that read the looked-up "
+            "rows, then read and write each unique row of the table and its "
+            "slots, prefetching, and compute nothing."
         ),
         "",
         OTHERS,
