@@ -13,7 +13,7 @@ from tfrs_embed.kernels import handle_packs, portable_call
 from tfrs_embed.ops import concat_gradients, lookup
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
-from tfrs_embed.ops.id_range import Row
+from tfrs_embed.ops.id_range import FeatureIds
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.stock import Salt, Stock
 from tfrs_embed.ops.stored_table import StoredTable
@@ -40,7 +40,7 @@ class Compiled(Stock):
         self.fill = module.tfrs_embed_fill
         self.read_splits = module.tfrs_embed_read_splits
 
-    def inside(self, row: Row) -> tf.Tensor:
+    def inside(self, ids: FeatureIds) -> tf.Tensor:
         return self._module.tfrs_embed_inside(ids=row.parts, rows=row.sizes)
 
     def require(
@@ -98,7 +98,7 @@ class Compiled(Stock):
                 gradients, bags, index, num_rows, dtype
             )
         places = split_by_bags(index, bags)
-        return self._module.tfrs_embed_spread(
+        return self._module.tfrs_embed_sum_gradients_by_row(
             num_rows=num_rows,
             gradients=list(gradients),
             T=dtype or tf.float32,
@@ -121,7 +121,7 @@ class Compiled(Stock):
         table_of = [
             t for t, u in enumerate(updates) for _ in u.contributions.bags
         ]
-        found = concat_gradients.find(
+        found = concat_gradients.find_matrices(
             [g for u in updates for g in u.contributions.gradients]
         )
         variables = []
@@ -171,7 +171,6 @@ class Compiled(Stock):
         rows, splits, weights = self._module.tfrs_embed_ids_of_shard(
             matrix=matrix,
             bag_sizes=[c.bag_size for c in columns],
-            wide=[False] * len(columns),
             weighted=weighted,
             M=len(columns),
             W=sum(weighted),

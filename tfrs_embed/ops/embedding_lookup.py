@@ -15,7 +15,7 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.lookup import activations, combine, gather, gather_densely
-from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.sample_matrix import SampleMatrix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,7 +126,7 @@ def embedding_lookup(
     @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            operations = backend.of(None, training=True)
+            operations = backend.operations(None, training=True)
             return operations.sum_gradients_by_row(
                 [gradient], [bags], index, tf.shape(rows)[0]
             )
@@ -148,7 +148,7 @@ def lookup_table(
         # XLA needs a fixed number of ids.
         known = bags.static_count
         count = bags.count if known is None else known
-        matrix = on_host(Matrix.of, bags, count)
+        matrix = on_host(SampleMatrix.of_bags, bags, count)
         return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     rows = gather_densely(table, bags.ids) if workers else gather(table, bags)

@@ -44,7 +44,7 @@ def _bags_of_splits(
 
     The keys are the ids' positions in `parsed`.
     """
-    compiled = backend.of(None, training=True).compiled
+    compiled = backend.operations(None, training=True).compiled
     places = [
         i
         for i, each in enumerate(parsed)
@@ -131,7 +131,7 @@ def _group(
         even, splits = False, None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
-    compiled = backend.of(None, training=True).compiled
+    compiled = backend.operations(None, training=True).compiled
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, parsed.id_dtype)

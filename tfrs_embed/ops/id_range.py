@@ -10,7 +10,7 @@ from tfrs_embed.compat.graphs import NOT_INLINED
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import concat, of_one_dtype
 from tfrs_embed.ops.checks import first, message
-from tfrs_embed.ops.joined import Joined
+from tfrs_embed.ops.feature_values import FeatureValues
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
@@ -23,7 +23,7 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
-class Row(Joined):
+class FeatureIds(FeatureValues):
     """Ids of several features, concatenated, of int32 or int64."""
 
     def __init__(
@@ -83,7 +83,7 @@ def require(
     features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
-    row = Row(features, ids)
+    row = FeatureIds(features, ids)
 
     # Not inlined: its operations take time where they are skipped, too.
     @tf.function(autograph=False, **NOT_INLINED)

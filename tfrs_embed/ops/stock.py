@@ -52,7 +52,7 @@ class Stock:
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
 
-    def inside(self, row: id_range.Row) -> tf.Tensor:
+    def inside(self, row: id_range.FeatureIds) -> tf.Tensor:
         """Returns which ids are in their tables, for each id or feature."""
         return row.valid()
 

@@ -11,7 +11,7 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import of_one_dtype
 from tfrs_embed.ops.checks import Agreed, Checks, Condition, Early
 from tfrs_embed.ops.grouping import Layouts
-from tfrs_embed.ops.id_range import Row
+from tfrs_embed.ops.id_range import FeatureIds
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
 # The dtypes of ids that are checked for several features at once.
@@ -37,7 +37,7 @@ def validate(
 
         mark(parsed, checks, require, layouts)
         return
-    operations = backend.of(None, training)
+    operations = backend.operations(None, training)
     numbers = [each for each in parsed if each.is_number]
     at_once = (
         require
@@ -83,10 +83,10 @@ def require_valid(
     """Requires ids, [n] row numbers of each feature, to be in their tables."""
 
     def conditions(parsed: Sequence[ParsedIds]) -> list[Condition]:
-        row = Row([p.feature for p in parsed], [p.ids for p in parsed])
+        row = FeatureIds([p.feature for p in parsed], [p.ids for p in parsed])
         if len(parsed) == 1:
             return [(tf.reduce_all(row.valid()), row.message)]
-        return [(backend.of(None, training).inside(row), row.message)]
+        return [(backend.operations(None, training).inside(row), row.message)]
 
     for each in parsed:
         key = None if each.ids.dtype in _JOINABLE else str(each.feature)
