@@ -84,7 +84,7 @@ class Replicas:
         self.sent = [Sent() for _ in self._launchers]
 
     def operations(self, replica: int, training: bool) -> Stock:
-        """Returns the operations for a local replica; see `backend.operations`."""
+        """Returns the operations of a local replica, as `backend` chooses."""
         return backend.operations(self.devices[replica], training)
 
     @property

@@ -19,7 +19,7 @@ from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
-from tfrs_embed.gradients.table_update import Lookup, GradientUpdate
+from tfrs_embed.gradients.table_update import GradientUpdate, Lookup
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations

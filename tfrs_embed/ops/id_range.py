@@ -23,8 +23,8 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
-class FeatureIds(FeatureValues):
-    """Ids of several features, concatenated, of int32 or int64."""
+class RangeCheck(FeatureValues):
+    """The check of ids of several features, concatenated, int32 or int64."""
 
     def __init__(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
@@ -83,16 +83,16 @@ def require(
     features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
-    row = FeatureIds(features, ids)
+    check = RangeCheck(features, ids)
 
     # Not inlined: its operations take time where they are skipped, too.
     @tf.function(autograph=False, **NOT_INLINED)
     def fail() -> tf.Tensor:
-        failed = tf.debugging.Assert(False, [row.message()])
+        failed = tf.debugging.Assert(False, [check.message()])
         with tf.control_dependencies([failed]):
             return tf.constant(False)
 
     # Ids don't go through the branch, whose outputs would be copies of them.
-    valid = tf.cond(row.all_valid(), lambda: tf.constant(True), fail)
+    valid = tf.cond(check.all_valid(), lambda: tf.constant(True), fail)
     with tf.control_dependencies([valid]):
-        return [tf.identity(part) for part in row.parts]
+        return [tf.identity(part) for part in check.parts]
