@@ -44,7 +44,7 @@ def make_ids(number: int) -> dict[str, tf.Tensor]:
 def seconds(ids: tf.Tensor, salt: tuple[int, int] | None) -> float:
     """The duration of a call."""
     begin = time.perf_counter()
-    backend.of(None, training=True).hash_ids(ids, BUCKETS, [salt])
+    backend.operations(None, training=True).hash_ids(ids, BUCKETS, [salt])
     return time.perf_counter() - begin
 
 
@@ -67,9 +67,13 @@ def main() -> None:
                 ours.append(seconds(ids, salt))
                 with kernels.disabled():
                     theirs.append(seconds(ids, salt))
-            [rows] = backend.of(None, True).hash_ids(ids, BUCKETS, [salt])
+            [rows] = backend.operations(None, True).hash_ids(
+                ids, BUCKETS, [salt]
+            )
             with kernels.disabled():
-                [wanted] = backend.of(None, True).hash_ids(ids, BUCKETS, [salt])
+                [wanted] = backend.operations(None, True).hash_ids(
+                    ids, BUCKETS, [salt]
+                )
             np.testing.assert_array_equal(rows, wanted)
             both = [
                 f"{statistics.median(each) / args.ids * 1e9:.1f}"

@@ -198,7 +198,7 @@ def combine(rows, features):
     return compiled.Compiled(module()).combine(tf.constant(rows), places, bags)
 
 
-def spread(gradients, num_rows, features, dtype=tf.float32):
+def sum_gradients_by_row(gradients, num_rows, features, dtype=tf.float32):
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
     return compiled.Compiled(module()).sum_gradients_by_row(
         [tf.constant(g) for g in gradients],
@@ -278,7 +278,7 @@ def results():
         for i, vectors in enumerate(lookup(tables, features)):
             found[f"{name}/lookup/{i}"] = vectors.numpy()
         mine = [i for i, f in enumerate(features) if f.table == 0]
-        found[f"{name}/spread"] = spread(
+        found[f"{name}/sum_gradients_by_row"] = sum_gradients_by_row(
             [gradients[i] for i in mine], rows, [features[i] for i in mine]
         ).numpy()
         for rule_name, rule in RULES.items():

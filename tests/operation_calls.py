@@ -279,9 +279,9 @@ def combine():
 
 
 @right_call
-def spread():
+def sum_gradients_by_row():
     return call(
-        "spread",
+        "sum_gradients_by_row",
         equal(sums()),
         num_rows=np.int32(ROWS),
         gradients=gradients(),
@@ -421,7 +421,6 @@ def ids_of_shard():
         equal([1, 2, 3], [1, 2], [0, 1, 3], [0, 1, 2], weights[:, 0]),
         matrix=np.concatenate([ids, weights], 1),
         bag_sizes=[2, 1],
-        wide=[False, False],
         weighted=[False, True],
         M=2,
         W=1,
@@ -435,9 +434,8 @@ def ids_of_shard_by_division():
     return call(
         "ids_of_shard",
         equal([1, 2], [0, 2]),
-        matrix=i64([[3, 6, 7]]).view(np.float32),
+        matrix=i32([[3, 6, 7]]).view(np.float32),
         bag_sizes=[3],
-        wide=[True],
         weighted=[False],
         M=1,
         W=0,
@@ -721,9 +719,9 @@ def publish():
 
 
 @right_call
-def plan():
+def reserve():
     return Keys(False).call(
-        "plan",
+        "reserve",
         equal(
             [FIRST_ROW, FIRST_ROW + 2],
             [30],
@@ -821,10 +819,10 @@ def read_ahead_spilled():
 
 
 @right_call
-def look_up_spilled():
+def lookup_spilled():
     keys = Keys(True)
     return keys.call(
-        "look_up_spilled",
+        "lookup_spilled",
         equal([0, FIRST_ROW + 1], [2], [2, 1], [[0] * DIM, TABLE[3], TABLE[2]]),
         keys=i64([1, 20]),
         table_of=NO_TABLES,

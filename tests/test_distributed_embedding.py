@@ -18,7 +18,7 @@ from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import to_bags
-from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.sample_matrix import SampleMatrix
 
 pytestmark = on("keras:3", tier="nightly")
 
@@ -602,7 +602,7 @@ def test_a_declared_width_is_known_when_tracing(shape, width):
         [bags] = to_bags(
             [feature], [ids], [None], input_shapes=[InputShape(shape)]
         )
-        return Matrix.of(bags, BATCH).ids
+        return SampleMatrix.of_bags(bags, BATCH).ids
 
     traced = as_matrix.get_concrete_function().output_shapes
     assert traced.as_list() == [BATCH, width]

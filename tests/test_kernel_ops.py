@@ -200,10 +200,10 @@ def test_combine_and_spread(dim):
     expected = np.zeros((60, dim))  # More rows than are used.
     for row, gradient in expected_sums(features, gradients)[0].items():
         expected[row] = gradient
-    sums = cases.spread(gradients, 60, features)
+    sums = cases.sum_gradients_by_row(gradients, 60, features)
     np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
     for half in (tf.bfloat16, tf.float16):
-        rounded = cases.spread(gradients, 60, features, half)
+        rounded = cases.sum_gradients_by_row(gradients, 60, features, half)
         assert rounded.dtype == half
         np.testing.assert_array_equal(rounded, tf.cast(sums, half))
 
@@ -606,7 +606,7 @@ def test_sizes_that_do_not_fit_are_errors(wrong):
         cases.combine(table, [feature(), bad])
     gradients = [np.ones((2, 4), np.float32)] * 2
     with pytest.raises(tf.errors.InvalidArgumentError):
-        cases.spread(gradients, 5, [feature(), bad])
+        cases.sum_gradients_by_row(gradients, 5, [feature(), bad])
     variables = cases.make_variables([table], [RULES["sgd"]])
     with pytest.raises(tf.errors.InvalidArgumentError):
         cases.update(variables, [RULES["sgd"]], [feature(), bad], gradients)

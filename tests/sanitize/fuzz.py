@@ -113,10 +113,12 @@ def try_one_table(rng, tables, features, gradients):
     found = cases.combine(tables[table], features)
     for vectors, feature in zip(found, features, strict=True):
         assert_close(vectors, expected_vectors(tables[table], feature))
-    sums = cases.spread(gradients, len(tables[table]), features)
+    sums = cases.sum_gradients_by_row(gradients, len(tables[table]), features)
     assert_close(sums, expected_sums(tables[table], features, gradients))
     half = [tf.bfloat16, tf.float16][rng.integers(2)]
-    rounded = cases.spread(gradients, len(tables[table]), features, half)
+    rounded = cases.sum_gradients_by_row(
+        gradients, len(tables[table]), features, half
+    )
     np.testing.assert_array_equal(rounded, tf.cast(sums, half))
 
 

@@ -224,7 +224,7 @@ void TryKeys() {
       KeyTable& table = run ? many : one;
       const KeyTable::Parallel& parallel = run ? together : alone;
       rows[run].resize(n);
-      table.Plan(parallel, step, hints.data());
+      table.Reserve(parallel, step, hints.data());
       const tfrs_embed::KeyChanges changes =
           table.Commit(parallel, step, hints.data(), rows[run].data());
       lacking[run] = changes.lacking;

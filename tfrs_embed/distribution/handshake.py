@@ -54,7 +54,7 @@ def program() -> dict[str, Any]:
     return {
         "tfrs_embed": __version__,
         "tensorflow": tf.__version__,
-        "kernels": backend.of(None, training=True).compiled,
+        "kernels": backend.operations(None, training=True).compiled,
     }
 
 

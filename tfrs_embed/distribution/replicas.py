@@ -203,8 +203,8 @@ class Replicas(Collectives):
         self.sent = [Sent() for _ in self._launchers]
 
     def operations(self, replica: int, training: bool) -> Stock:
-        """Returns the operations for a local replica; see `backend.of`."""
-        return backend.of(self.devices[replica], training)
+        """Returns the operations of a local replica, as `backend` chooses."""
+        return backend.operations(self.devices[replica], training)
 
     @property
     def workers(self) -> int:

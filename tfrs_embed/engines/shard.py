@@ -135,7 +135,7 @@ class Shard:
         self._apply(contributions)
         # The step doesn't depend on the ids, and must not change if the ids are
         # bad, or the loss or its gradient fails.
-        gradients = concat_gradients.find(
+        gradients = concat_gradients.find_matrices(
             [g for c in contributions.values() for g in c.gradients]
         )
         with tf.control_dependencies(
@@ -187,9 +187,9 @@ class Shard:
             optimizer = self._optimizers[name]
             if optimizer is None or optimizer.options.norm is None:
                 continue
-            ids, rows = backend.of(self.device, training=True).row_gradients(
-                of_table
-            )
+            ids, rows = backend.operations(
+                self.device, training=True
+            ).row_gradients(of_table)
             table, counted = name, None
             if name in self._owned:
                 # All replicas have the copies' gradients; only owners count

@@ -13,7 +13,7 @@ The mechanism:
    source, and doesn't tell it the sources.
 3. So `passes` wraps `tf.GradientTape.gradient`: while it runs, the thread has a
    `Pass` with the tape and the sources.
-4. The backward function, `TableUpdate.differentiate`, looks for the weight
+4. The backward function, `GradientUpdate.differentiate`, looks for the weight
    among the sources of the passes in its graph, and calls
    `engine.apply_gradients` if all have it.
 5. It returns zero: nothing is left for the model's optimizer.

@@ -39,7 +39,7 @@ class Lookup:
         self.updated = False
 
 
-class TableUpdate:
+class GradientUpdate:
     """Updates an engine's tables in the backward passes that ask for it."""
 
     def __init__(

@@ -19,7 +19,7 @@ from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
-from tfrs_embed.gradients.table_update import Lookup, TableUpdate
+from tfrs_embed.gradients.table_update import GradientUpdate, Lookup
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
@@ -43,7 +43,7 @@ class EngineLayer(Layer):
         self.engine = engine
         self._refusal = ""
         self.tables = Tables(list(engine.states.values()))
-        self._update: TableUpdate | None = None
+        self._update: GradientUpdate | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         passes.install()
 
@@ -95,7 +95,7 @@ class EngineLayer(Layer):
             unreached.mark(
                 self.gradient_trigger, self.name, self.engine.optimizers
             )
-            self._update = TableUpdate(
+            self._update = GradientUpdate(
                 self.name, self.engine, kerases.variable(self.gradient_trigger)
             )
             this = weakref.ref(self)
@@ -136,7 +136,7 @@ class EngineLayer(Layer):
         this = weakref.ref(self) if lookup.graph != "eager" else lambda: self
 
         @custom_gradient
-        def look_up(trigger: tf.Tensor) -> Any:
+        def lookup_vectors(trigger: tf.Tensor) -> Any:
             vectors, residuals = self.engine.lookup(call)
 
             def backward(*gradients: Any) -> tf.Tensor:
@@ -152,7 +152,7 @@ class EngineLayer(Layer):
             outputs = activations(vectors, bags, features, dtype)
             return _after_all(vectors, outputs), backward
 
-        outputs = look_up(kerases.variable(self.gradient_trigger))
+        outputs = lookup_vectors(kerases.variable(self.gradient_trigger))
         lookup.ended = True
         return tf.nest.flatten(outputs)
 

@@ -98,9 +98,9 @@ class TableLayer(TableHolder):
             beside_rows = tf.device(self._device)
         with beside_rows:
             if served is None:
-                bags, found = self._look_up(called, training)
+                bags, found = self._lookup(called, training)
             else:
-                bags, found = self._look_up_served(called, served)
+                bags, found = self._lookup_served(called, served)
             strategy = self._strategy if served is None else None
             outputs = hashed_features.compose(features, bags, found, strategy)
         for output, mask in zip(outputs, _masks(features, bags), strict=True):
@@ -261,7 +261,7 @@ class TableLayer(TableHolder):
             [weights[i] for i in given],
         )
 
-    def _look_up(
+    def _lookup(
         self, inputs: _Inputs, training: bool | None
     ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
         """Looks features up in the layer's tables.
@@ -315,10 +315,10 @@ class TableLayer(TableHolder):
                 )
         return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
 
-    def _look_up_served(
+    def _lookup_served(
         self, inputs: _Inputs, served: ServedTables
     ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
-        """Looks features up as an exported model does; see `_look_up`."""
+        """Looks features up as an exported model does; see `_lookup`."""
         if not self._has_tables:
             raise ValueError(
                 f"Layer '{self.name}' can't be exported: it has no tables yet. "

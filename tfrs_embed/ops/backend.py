@@ -13,7 +13,7 @@ from tfrs_embed.ops.stock import Stock
 _STOCK = Stock()
 
 
-def of(device: str | None, training: bool) -> Stock:
+def operations(device: str | None, training: bool) -> Stock:
     """Returns the fastest allowed operations; all give the same numbers.
 
     Args:

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.kernels import handle_packs, portable_call
-from tfrs_embed.ops import concat_gradients, lookup
+from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
-from tfrs_embed.ops.id_range import Row
+from tfrs_embed.ops.id_range import RangeCheck
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.stock import Salt, Stock
 from tfrs_embed.ops.stored_table import StoredTable
@@ -28,6 +28,8 @@ _OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
 # The tensors of bags in an exported lookup's inputs.
 _FIELDS = ("ids", "grouping", "weights", "scale")
 
+_STOCK = Stock()
+
 
 class Compiled(Stock):
     """The kernels' operations, on a CPU, in graphs that are not exported."""
@@ -40,18 +42,25 @@ class Compiled(Stock):
         self.fill = module.tfrs_embed_fill
         self.read_splits = module.tfrs_embed_read_splits
 
-    def inside(self, row: Row) -> tf.Tensor:
-        return self._module.tfrs_embed_inside(ids=row.parts, rows=row.sizes)
+    def inside(self, check: RangeCheck) -> tf.Tensor:
+        return self._module.tfrs_embed_inside(ids=check.parts, rows=check.sizes)
 
     def require(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        return _require(self._module, features, ids)
+        return self._module.tfrs_embed_require(
+            ids=ids,
+            rows=[feature.table.vocabulary_size for feature in features],
+            names=[str(feature) for feature in features],
+        )
 
     def hash_ids(
         self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
     ) -> list[tf.Tensor]:
-        return _hash_ids(self._module, ids, buckets, salts)
+        numbers = [number for salt in salts for number in salt or ()]
+        return self._module.tfrs_embed_hash(
+            ids=ids, N=len(salts), buckets=buckets, salts=numbers
+        )
 
     def lookup(
         self,
@@ -77,11 +86,11 @@ class Compiled(Stock):
     ) -> list[tf.Tensor]:
         if not bags:
             return []
-        dim = rows.shape[1]
+        dims = [rows.shape[1]] * len(bags)
         return self._module.tfrs_embed_combine(
             rows=rows,
-            dims=[dim] * len(bags),
-            shapes=[_shape_of_vectors(b, dim) for b in bags],
+            dims=dims,
+            shapes=_shapes_of_vectors(bags, dims),
             **describe(index, bags, [0] * len(bags)),
         )
 
@@ -98,7 +107,7 @@ class Compiled(Stock):
                 gradients, bags, index, num_rows, dtype
             )
         places = split_by_bags(index, bags)
-        return self._module.tfrs_embed_spread(
+        return self._module.tfrs_embed_sum_gradients_by_row(
             num_rows=num_rows,
             gradients=list(gradients),
             T=dtype or tf.float32,
@@ -121,7 +130,7 @@ class Compiled(Stock):
         table_of = [
             t for t, u in enumerate(updates) for _ in u.contributions.bags
         ]
-        found = concat_gradients.find(
+        found = concat_gradients.find_matrices(
             [g for u in updates for g in u.contributions.gradients]
         )
         variables = []
@@ -171,7 +180,6 @@ class Compiled(Stock):
         rows, splits, weights = self._module.tfrs_embed_ids_of_shard(
             matrix=matrix,
             bag_sizes=[c.bag_size for c in columns],
-            wide=[False] * len(columns),
             weighted=weighted,
             M=len(columns),
             W=sum(weighted),
@@ -244,24 +252,20 @@ class Portable(Stock):
     checks_ids = True
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self._kernels = None if module is None else Compiled(module)
 
     def require(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         return self._call(
-            lambda *ids: Stock.require(features, ids),
-            lambda *ids: _require(self._module, features, ids),
-            ids,
+            lambda operations, *ids: operations.require(features, ids), ids
         )
 
     def hash_ids(
         self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
     ) -> list[tf.Tensor]:
-        stock = super().hash_ids
         return self._call(
-            lambda ids: stock(ids, buckets, salts),
-            lambda ids: _hash_ids(self._module, ids, buckets, salts),
+            lambda operations, ids: operations.hash_ids(ids, buckets, salts),
             [ids],
         )
 
@@ -284,70 +288,66 @@ class Portable(Stock):
         if not bags:
             return []
         dims = [tables[t].dim for t in table_of]
-        shapes = [
-            _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
-        ]
+        shapes = _shapes_of_vectors(bags, dims)
         scales = [t.scale for t in tables if t.scale is not None]
         places = iter(range(len(tables), len(tables) + len(scales)))
         scale_of = [-1 if t.scale is None else next(places) for t in tables]
         handles = [*(t.rows for t in tables), *scales]
-        # The kernel takes ids of one dtype.
+        # The kernel takes ids of one dtype, and splits without `bag_ids`.
         ids = of_one_dtype([b.ids for b in bags])
-        bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
+        bags = [
+            b._replace(ids=i, bag_ids=b.bag_ids if b.splits is None else None)
+            for b, i in zip(bags, ids, strict=True)
+        ]
 
-        def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            given, unpacked = _unpack(inputs, len(handles), bags)
-            here = [
-                t._replace(rows=given[i], scale=None if s < 0 else given[s])
-                for i, (t, s) in enumerate(zip(tables, scale_of, strict=True))
-            ]
-            vectors = []
-            found = lookup.lookup_stored(here, table_of, unpacked)
-            for combined, shape in zip(found, shapes, strict=True):
-                if shape.rank != 2:
-                    sizes = [-1 if size is None else size for size in shape]
-                    combined = tf.reshape(combined, sizes)
-                vectors.append(combined)
-            return vectors
-
-        def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            given, unpacked = _unpack(inputs, len(handles), bags)
-            return _lookup(
-                self._module,
-                given,
-                dims,
+        def find(operations: Stock, *inputs: tf.Tensor) -> list[tf.Tensor]:
+            given = inputs[: len(handles)]
+            unpacked = _unpack(inputs[len(handles) :], bags)
+            if isinstance(operations, Compiled):
+                factors = scale_of if scales else ()
+                return _lookup(
+                    operations._module,
+                    given,
+                    dims,
+                    table_of,
+                    unpacked,
+                    scale_of=factors,
+                )
+            vectors = operations.lookup_stored(
+                [
+                    t._replace(rows=given[i], scale=None if s < 0 else given[s])
+                    for i, (t, s) in enumerate(
+                        zip(tables, scale_of, strict=True)
+                    )
+                ],
                 table_of,
                 unpacked,
-                scale_of=scale_of if scales else (),
             )
+            for i, shape in enumerate(shapes):
+                if shape.rank != 2:
+                    sizes = [-1 if size is None else size for size in shape]
+                    vectors[i] = tf.reshape(vectors[i], sizes)
+            return vectors
 
-        inputs = list(handles)
-        for name in _FIELDS:
-            fields = [getattr(b, name) for b in bags]
-            inputs += [field for field in fields if field is not None]
-        # -1: it follows from the other inputs, without operations.
-        inputs.append(
-            tf.stack(
-                [
-                    b.count if b.splits is None and not b.even else -1
-                    for b in bags
-                ]
-            )
-        )
-        vectors = self._call(stock, kernel, inputs)
+        vectors = self._call(find, [*handles, *_pack(bags)])
         for vector, shape in zip(vectors, shapes, strict=True):
             vector.set_shape(shape)
         return vectors
 
     def _call(
         self,
-        stock: Callable[..., list[tf.Tensor]],
-        kernel: Callable[..., list[tf.Tensor]],
+        function: Callable[..., list[tf.Tensor]],
         inputs: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        if self._module is None:
-            return stock(*inputs)
-        return portable_call.call(stock, kernel, inputs)
+        """Calls a function of operations and inputs."""
+        kernels = self._kernels
+        if kernels is None:
+            return function(_STOCK, *inputs)
+        return portable_call.call(
+            lambda *given: function(_STOCK, *given),
+            lambda *given: function(kernels, *given),
+            inputs,
+        )
 
 
 def has_rule(rule: UpdateRule) -> bool:
@@ -386,26 +386,6 @@ def describe(
     }
 
 
-def _require(
-    module: Any, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Makes the operation that checks the ids of all features."""
-    return module.tfrs_embed_require(
-        ids=ids,
-        rows=[feature.table.vocabulary_size for feature in features],
-        names=[str(feature) for feature in features],
-    )
-
-
-def _hash_ids(
-    module: Any, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
-) -> list[tf.Tensor]:
-    numbers = [number for salt in salts for number in salt or ()]
-    return module.tfrs_embed_hash(
-        ids=ids, N=len(salts), buckets=buckets, salts=numbers
-    )
-
-
 def _lookup(
     module: Any,
     handles: Sequence[tf.Tensor],
@@ -418,34 +398,38 @@ def _lookup(
 ) -> list[tf.Tensor]:
     """Looks up features by tables' handles.
 
-    `places` has each table's position in the handle packs; empty: the handles
-    are those of single variables. `scale_of` has the position of each table's
-    factors among the handles, -1 for none; empty: none has factors.
+    `places` has each table's position in the handle packs; empty: the
+    handles are those of single variables. `scale_of` has the position of
+    each table's factors among the handles, -1 for none; empty: none has
+    factors.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),
         dims=list(dims),
         T=dtype,
-        shapes=[
-            _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
-        ],
+        shapes=_shapes_of_vectors(bags, dims),
         places=list(places),
         scale_of=list(scale_of),
         **describe([b.ids for b in bags], bags, table_of),
     )
 
 
-def _shape_of_vectors(bags: BaggedIds, dim: int) -> tf.TensorShape:
-    """Returns the shape of a feature's vectors, with at most one unknown size.
+def _shapes_of_vectors(
+    bags: Sequence[BaggedIds], dims: Sequence[int]
+) -> list[tf.TensorShape]:
+    """Returns the shapes of features' vectors, with at most one unknown size.
 
-    It is the bags' layout + [dim] if that has at most one, else [count, dim].
+    Each is the bags' layout + [dim] if that has at most one, else [count, dim].
     """
-    layout = bags.static_shape
-    sizes = layout.as_list() if layout.rank is not None else [None, None]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes) - 1 or (0 in known and None in sizes):
-        sizes = [None]
-    return tf.TensorShape([*sizes, dim])
+    shapes = []
+    for b, dim in zip(bags, dims, strict=True):
+        layout = b.static_shape
+        sizes = layout.as_list() if layout.rank is not None else [None, None]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes) - 1 or (0 in known and None in sizes):
+            sizes = [None]
+        shapes.append(tf.TensorShape([*sizes, dim]))
+    return shapes
 
 
 def _has_kernel(table_update: TableUpdate) -> bool:
@@ -455,37 +439,37 @@ def _has_kernel(table_update: TableUpdate) -> bool:
     return has_rule(table_update.rule) and (table_update.decay is None or wide)
 
 
+def _pack(bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
+    """Returns the tensors of bags in the order of the kernel's inputs."""
+    fields = [getattr(b, name) for name in _FIELDS for b in bags]
+    # -1: it follows from the other inputs, without operations.
+    counts = [-1 if b.even or b.splits is not None else b.count for b in bags]
+    return [*(f for f in fields if f is not None), tf.stack(counts)]
+
+
 def _unpack(
-    inputs: Sequence[tf.Tensor], num_tables: int, bags: Sequence[BaggedIds]
-) -> tuple[list[tf.Tensor], list[BaggedIds]]:
-    """Returns tables' handles, and bags with the inputs' tensors."""
-    rest = iter(inputs[num_tables:])
+    inputs: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
+) -> list[BaggedIds]:
+    """Returns bags with other tensors, in the order of `_pack`."""
+    rest = iter(inputs)
     fields = [
         [None if getattr(b, name) is None else next(rest) for b in bags]
         for name in _FIELDS
     ]
-    given = tf.unstack(next(rest), num=len(bags))
-    counts = [
-        tf.size(ids) // (b.bag_size or 1)
-        if b.even
-        else count
-        if b.splits is None
-        else tf.size(grouping) - 1
-        for b, ids, grouping, count in zip(
-            bags, fields[0], fields[1], given, strict=True
+    counts = tf.unstack(next(rest), num=len(bags))
+    unpacked = []
+    for b, count, ids, grouping, weights, scale in zip(
+        bags, counts, *fields, strict=True
+    ):
+        if b.even:
+            count = tf.size(ids) // (b.bag_size or 1)
+        elif b.splits is not None:
+            count = tf.size(grouping) - 1
+        # A tensor of the outer graph would be another input.
+        given = {"splits" if b.splits is not None else "bag_ids": grouping}
+        unpacked.append(
+            b._replace(
+                ids=ids, weights=weights, scale=scale, count=count, **given
+            )
         )
-    ]
-    return list(inputs[:num_tables]), [
-        b._replace(
-            ids=ids,
-            # A tensor of the outer graph would be another input.
-            bag_ids=grouping if b.splits is None else None,
-            splits=None if b.splits is None else grouping,
-            weights=weights,
-            scale=scale,
-            count=count,
-        )
-        for b, ids, grouping, weights, scale, count in zip(
-            bags, *fields, counts, strict=True
-        )
-    ]
+    return unpacked

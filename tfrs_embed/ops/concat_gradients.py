@@ -30,7 +30,7 @@ class ConcatGradients(NamedTuple):
     columns: list[int]
 
 
-def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
+def find_matrices(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
     """Finds the matrices of which gradients, [count, dim] float32, are columns.
 
     A gradient is its own matrix unless its columns are known when tracing.

@@ -15,7 +15,7 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.lookup import activations, combine, gather, gather_densely
-from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.sample_matrix import SampleMatrix
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,45 +67,11 @@ def embedding_lookup(
             from the ids in shape, splits or indices, or sparse ids are not
             sorted.
     """
-    if not tf.is_tensor(param) and not isinstance(param, tf.Variable):
-        raise TypeError(
-            f"param must be Tensor or Variable, got {type(param).__name__}."
-        )
-    if param.shape.rank != 2 or not param.shape.is_fully_defined():
-        raise ValueError(
-            f"param must have a static shape [rows, dim], got {param.shape}."
-        )
-    if combiner is not None and combiner not in COMBINERS:
-        raise ValueError(
-            f"combiner must be None or in {list(COMBINERS)}, got {combiner!r}."
-        )
-    if weights is not None and combiner is None:
-        raise ValueError("weights need a combiner.")
-    if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-        ids = tf.convert_to_tensor(ids)
-    elif ids.shape.rank != 2:
-        raise ValueError(
-            "Only support 2D input for ragged and sparse ids, got shape "
-            f"{ids.shape}."
-        )
+    ids = _checked(param, ids, combiner, weights)
+    if combiner is None and isinstance(ids, tf.RaggedTensor):
+        return ids.with_values(embedding_lookup(param, ids.values))
     output_shape = None
-    if combiner is None:
-        if isinstance(ids, tf.SparseTensor):
-            raise ValueError("Sparse ids need a combiner.")
-        if isinstance(ids, tf.RaggedTensor):
-            rows = embedding_lookup(param, ids.values)
-            return ids.with_values(rows)
-    elif isinstance(ids, tf.Tensor):
-        if ids.shape.rank is None:
-            raise ValueError(
-                "ids need a known rank to be combined: tf.ensure_shape gives "
-                "them a shape."
-            )
-        if ids.shape.rank < 2:
-            raise ValueError(
-                f"{ids.shape.rank}D input with combiner is ambiguous; add a "
-                "dimension to combine over."
-            )
+    if combiner is not None and isinstance(ids, tf.Tensor):
         output_shape = (None,) * (ids.shape.rank - 1)
     name = getattr(param, "name", "param").split(":")[0]
     rows, dim = param.shape
@@ -126,7 +92,7 @@ def embedding_lookup(
     @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            operations = backend.of(None, training=True)
+            operations = backend.operations(None, training=True)
             return operations.sum_gradients_by_row(
                 [gradient], [bags], index, tf.shape(rows)[0]
             )
@@ -134,6 +100,47 @@ def embedding_lookup(
         return combine(rows, index, bags), backward
 
     return activations([combined(rows)], [bags], [feature], param.dtype)[0]
+
+
+def _checked(
+    param: Any, ids: Any, combiner: Combiner | None, weights: Any
+) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
+    """Returns the ids as a tensor, after checks of the arguments' kinds."""
+    if not tf.is_tensor(param) and not isinstance(param, tf.Variable):
+        raise TypeError(
+            f"param must be Tensor or Variable, got {type(param).__name__}."
+        )
+    if param.shape.rank != 2 or not param.shape.is_fully_defined():
+        raise ValueError(
+            f"param must have a static shape [rows, dim], got {param.shape}."
+        )
+    if combiner is not None and combiner not in COMBINERS:
+        raise ValueError(
+            f"combiner must be None or in {list(COMBINERS)}, got {combiner!r}."
+        )
+    if weights is not None and combiner is None:
+        raise ValueError("weights need a combiner.")
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        if ids.shape.rank != 2:
+            raise ValueError(
+                "Only support 2D input for ragged and sparse ids, got shape "
+                f"{ids.shape}."
+            )
+        if combiner is None and isinstance(ids, tf.SparseTensor):
+            raise ValueError("Sparse ids need a combiner.")
+        return ids
+    ids = tf.convert_to_tensor(ids)
+    if combiner is not None and ids.shape.rank is None:
+        raise ValueError(
+            "ids need a known rank to be combined: tf.ensure_shape gives "
+            "them a shape."
+        )
+    if combiner is not None and ids.shape.rank < 2:
+        raise ValueError(
+            f"{ids.shape.rank}D input with combiner is ambiguous; add a "
+            "dimension to combine over."
+        )
+    return ids
 
 
 def lookup_table(
@@ -148,7 +155,7 @@ def lookup_table(
         # XLA needs a fixed number of ids.
         known = bags.static_count
         count = bags.count if known is None else known
-        matrix = on_host(Matrix.of, bags, count)
+        matrix = on_host(SampleMatrix.of_bags, bags, count)
         return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     rows = gather_densely(table, bags.ids) if workers else gather(table, bags)

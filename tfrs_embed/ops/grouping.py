@@ -16,9 +16,9 @@ from tfrs_embed.ops.bags import (
     Constants,
     bag_of_id,
     bags_of_ids,
+    id_dtype,
     map_bag_sizes,
 )
-from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
 
@@ -44,7 +44,7 @@ def _bags_of_splits(
 
     The keys are the ids' positions in `parsed`.
     """
-    compiled = backend.of(None, training=True).compiled
+    compiled = backend.operations(None, training=True).compiled
     places = [
         i
         for i, each in enumerate(parsed)
@@ -120,21 +120,19 @@ def _group(
             weights = tf.where(there, weights, 0.0)
     elif parsed.may_be_absent:
         # A bag without ids gives a zero vector.
-        rows = table.vocabulary_size
-        there = ids >= 0 if parsed.are_rows else valid(ids, rows)
-        kept = tf.where(there)[:, 0]
-        bag = (
-            tf.cast(kept // bag_size, tf.int32)
-            if even
-            else tf.gather(parsed.bag_of_id(), kept)
-        )
+        kept = tf.where(parsed.present())[:, 0]
+        if even:
+            bag = tf.cast(kept // bag_size, tf.int32)
+        else:
+            bag = bag_of_id(splits) if bag is None else bag
+            bag = tf.gather(bag, kept)
         even, splits = False, None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
-    compiled = backend.of(None, training=True).compiled
+    compiled = backend.operations(None, training=True).compiled
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
-        ids = tf.cast(ids, parsed.id_dtype)
+        ids = tf.cast(ids, id_dtype(table))
     # One id of weight 1: every combiner gives the row itself. A weight
     # multiplies the row of an id that isn't combined.
     alone = weights is None or not parsed.combined

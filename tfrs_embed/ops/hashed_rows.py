@@ -91,7 +91,7 @@ def rows(
     hashing, size = feature.hashing, feature.table.vocabulary_size
 
     def hash_ids(buckets: int, *salts: Any) -> list[tf.Tensor]:
-        return backend.of(None, training).hash_ids(ids, buckets, salts)
+        return backend.operations(None, training).hash_ids(ids, buckets, salts)
 
     if hashing is None:
         made = [tf.cast(ids, tf.int64)]

@@ -10,7 +10,7 @@ from tfrs_embed.compat.graphs import NOT_INLINED
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import concat, of_one_dtype
 from tfrs_embed.ops.checks import first, message
-from tfrs_embed.ops.joined import Joined
+from tfrs_embed.ops.feature_values import FeatureValues
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
@@ -23,8 +23,8 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
-class Row(Joined):
-    """Ids of several features, concatenated, of int32 or int64."""
+class RangeCheck(FeatureValues):
+    """The check of ids of several features, concatenated, int32 or int64."""
 
     def __init__(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
@@ -83,16 +83,16 @@ def require(
     features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
-    row = Row(features, ids)
+    check = RangeCheck(features, ids)
 
     # Not inlined: its operations take time where they are skipped, too.
     @tf.function(autograph=False, **NOT_INLINED)
     def fail() -> tf.Tensor:
-        failed = tf.debugging.Assert(False, [row.message()])
+        failed = tf.debugging.Assert(False, [check.message()])
         with tf.control_dependencies([failed]):
             return tf.constant(False)
 
     # Ids don't go through the branch, whose outputs would be copies of them.
-    valid = tf.cond(row.all_valid(), lambda: tf.constant(True), fail)
+    valid = tf.cond(check.all_valid(), lambda: tf.constant(True), fail)
     with tf.control_dependencies([valid]):
-        return [tf.identity(part) for part in row.parts]
+        return [tf.identity(part) for part in check.parts]

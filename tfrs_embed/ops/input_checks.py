@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Condition, first, message
-from tfrs_embed.ops.joined import Joined
+from tfrs_embed.ops.feature_values import FeatureValues
 from tfrs_embed.ops.tensors import map_values, to_tensor
 
 # By dtype, the number up to which it holds every whole number.
@@ -71,7 +71,9 @@ def sparse_order(
     given: Sequence[tuple[FeatureSpec, tf.SparseTensor]],
 ) -> list[Condition]:
     """Requires sparse ids' indices to ascend and to be in the dense shape."""
-    joined = Joined([f for f, _ in given], [ids.indices for _, ids in given])
+    joined = FeatureValues(
+        [f for f, _ in given], [ids.indices for _, ids in given]
+    )
     indices, feature = joined.values, joined.feature_of_row()
     sizes = [ids.dense_shape for _, ids in given]
     size = sizes[0] if len(given) == 1 else tf.gather(tf.stack(sizes), feature)
@@ -177,7 +179,10 @@ def _equal(
     `given` has features, the tensors' name, and both tensors.
     """
     features, names, of_ids, of_weights = zip(*given, strict=True)
-    expected, actual = Joined(features, of_ids), Joined(features, of_weights)
+    expected, actual = (
+        FeatureValues(features, of_ids),
+        FeatureValues(features, of_weights),
+    )
     wanted, found = expected.values, actual.values
     # Cut to one length, so that the comparison itself can't fail.
     length = tf.minimum(tf.shape(wanted)[0], tf.shape(found)[0])

@@ -125,8 +125,8 @@ def _parse(
         each = parse_ids(feature, feature_ids, feature_weights, checks)
         if input_shape is not None and each.max_bag_size is None:
             each.max_bag_size = input_shape.width
-        # Every key is valid.
-        each.may_be_absent = invalid_ids == "zero" and each.is_number
+        if invalid_ids == "zero" and each.is_number:
+            each.may_be_absent = True
         parsed += hashed_rows.parts(each, invalid_ids, checks, training)
     return parsed
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import bag_of_id
+from tfrs_embed.ops.bags import repeat
 
 
 class Route(NamedTuple):
@@ -177,26 +177,20 @@ def read_splits(
     has_lengths, counts, numbers = (
         tf.reshape(each, [-1]) for each in (has_lengths, counts, numbers)
     )
-    equal = _repeat(numbers // tf.maximum(counts, 1), counts)
-    given = _repeat(tf.cast(has_lengths, tf.bool), counts)
+    equal = repeat(numbers // tf.maximum(counts, 1), counts)
+    given = repeat(tf.cast(has_lengths, tf.bool), counts)
     # Words read where there are no lengths are not used.
     places = tf.minimum(_places(starts, counts), tf.size(words) - 1)
     read = tf.bitcast(tf.gather(words, places), tf.int32)
     ends = tf.concat([[0], tf.cumsum(tf.where(given, read, equal))], 0)
     first = tf.cumsum(bags, exclusive=True)
-    before = _repeat(tf.gather(ends, first), bags + 1)
+    before = repeat(tf.gather(ends, first), bags + 1)
     return tf.gather(ends, _places(first, bags + 1)) - before
 
 
 def _places(starts: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
     """Returns the positions in runs, one run after the other, [n] int32."""
     starts, sizes = tf.reshape(starts, [-1]), tf.reshape(sizes, [-1])
-    run = _repeat(tf.range(tf.size(sizes)), sizes)
+    run = repeat(tf.range(tf.size(sizes)), sizes)
     shift = starts - tf.cumsum(sizes, exclusive=True)
     return tf.gather(shift, run) + tf.range(tf.size(run))
-
-
-def _repeat(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """As `tf.repeat`, which takes memory for count times the largest count."""
-    splits = tf.concat([[0], tf.cumsum(counts)], 0)
-    return tf.gather(values, bag_of_id(splits))

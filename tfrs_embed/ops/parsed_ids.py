@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants, bag_of_id, id_dtype
+from tfrs_embed.ops.bags import Constants, bag_of_id
 from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.input_checks import (
     as_integers,
     require_output_shape,
@@ -39,8 +40,9 @@ class ParsedIds:
         max_bag_size: the most ids of a bag, and every bag's number of ids if
             the bags are `even`; None: unknown.
         kept: [n], the ids' positions among the weights; None: all, in order.
-        may_be_absent: whether ids may be absent: ids outside the table, and -1
-            among rows.
+        may_be_absent: whether ids may be absent: ids outside the table, -1
+            among rows, and the padding among keys.
+        padding_key: the key that is padding, a scalar int64, or None.
         are_rows: whether ids are rows already, by hashing or by a check, so
             that they aren't checked again.
         combined: whether the table's combiner makes one vector of a bag's ids.
@@ -58,6 +60,7 @@ class ParsedIds:
     kept: tf.Tensor | None = None
     splits: tf.Tensor | None = None
     may_be_absent: bool = False
+    padding_key: tf.Tensor | None = None
     are_rows: bool = False
     combined: bool = False
     all_valid: tf.Tensor | None = None
@@ -73,18 +76,17 @@ class ParsedIds:
         return self.bag_ids is None and self.splits is None
 
     @property
-    def id_dtype(self) -> tf.DType:
-        """The smaller of int32 and int64 that holds the table's ids."""
-        return id_dtype(self.feature.table)
-
-    @property
     def is_number(self) -> bool:
         """Whether the ids are row numbers from the user, which need a check."""
         return self.feature.table.keys is None and not self.are_rows
 
-    def bag_of_id(self) -> tf.Tensor:
-        """Returns each id's bag, [n] int32, of bags that are not `even`."""
-        return bag_of_id(self.splits) if self.bag_ids is None else self.bag_ids
+    def present(self) -> tf.Tensor:
+        """Returns which ids are not absent, [n] bool."""
+        if self.padding_key is not None:
+            return tf.not_equal(self.ids, self.padding_key)
+        if self.are_rows:
+            return self.ids >= 0
+        return valid(self.ids, self.feature.table.vocabulary_size)
 
 
 def parse_ids(
@@ -105,32 +107,13 @@ def parse_ids(
     ids = as_integers(feature, ids, checks)
     parse = _parse_rows if in_rows else _parse_dense
     parsed = parse(feature, ids, weights, checks)
-    if keys is None or padding is None:
-        return parsed
-    constant = tf.constant(padding, keys.dtype)
-    return _without(
-        parsed, as_int64(feature, keys.dtype, constant, checks, True)
-    )
-
-
-def _without(parsed: ParsedIds, key: tf.Tensor) -> ParsedIds:
-    """Leaves a key out of the bags."""
-    ids = tf.reshape(parsed.ids, [-1])
-    if parsed.even:
-        bags = tf.range(tf.size(ids)) // parsed.max_bag_size
-    else:
-        bags = parsed.bag_of_id()
-    places = tf.where(tf.not_equal(ids, key))[:, 0]
-    kept = parsed.kept
-    if parsed.weights is not None:
-        kept = places if kept is None else tf.gather(kept, places)
-    return dataclasses.replace(
-        parsed,
-        ids=tf.gather(ids, places),
-        bag_ids=tf.gather(bags, places),
-        splits=None,
-        kept=kept,
-    )
+    if keys is not None and padding is not None:
+        constant = tf.constant(padding, keys.dtype)
+        parsed.padding_key = as_int64(
+            feature, keys.dtype, constant, checks, True
+        )
+        parsed.may_be_absent = True
+    return parsed
 
 
 def _parse_dense(
@@ -208,22 +191,12 @@ def _parse_rows(
     checks: Checks,
 ) -> ParsedIds:
     ragged = isinstance(ids, tf.RaggedTensor)
-    if ids.shape.rank != 2:
-        kind, layout = ("ragged", None) if ragged else ("sparse", "columns")
-        hint = (
-            " Look up ids.values, and put the vectors into the rows with "
-            "ids.with_values(vectors)."
-            if ragged
-            else ""
-        )
-        raise ValueError(
-            f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
-            f"shape {ids.shape}.{hint}"
-        )
+    _require_rows(feature, ids)
     row: Any = None
     column: Any = None
     splits = None
-    static_rows = rows = ids.shape[0]
+    rows = ids.shape[0]
+    static = tf.TensorShape([rows])
     if ragged:
         splits = tf.cast(ids.row_splits, tf.int32)
         rows = tf.size(splits) - 1 if rows is None else rows
@@ -242,46 +215,87 @@ def _parse_rows(
         fixed = values.shape.is_fully_defined()
         shape = values.shape.as_list() if fixed else tf.shape(values)
         return ParsedIds(feature, values, None, weights, shape, values.shape)
+    parsed = ParsedIds(
+        feature,
+        ids.values,
+        row,
+        weights,
+        [rows] if static[0] is not None else tf.expand_dims(rows, 0),
+        static,
+        max_bag_size=None,
+        splits=splits,
+        combined=True,
+    )
     wanted, length = feature.output_shape, feature.max_sequence_length
-
-    def by_row(shape: Any, static: tf.TensorShape) -> ParsedIds:
-        return ParsedIds(
-            feature,
-            ids.values,
-            row,
-            weights,
-            shape,
-            static,
-            max_bag_size=None,
-            splits=splits,
-            combined=True,
-        )
-
     if wanted in (None, (None,)) and not length:
-        shape = tf.expand_dims(rows, 0) if static_rows is None else [rows]
-        return by_row(shape, tf.TensorShape([static_rows]))
-    wanted = wanted or (static_rows, length)
+        return parsed
+    wanted = wanted or (static[0], length)
     rows = tf.convert_to_tensor(rows)
-    if _is_sequence(feature, wanted, static_rows):
-        refuse_in_xla(f"{feature}: sequences of ragged or sparse ids")
-        if row is None:
-            row = bag_of_id(splits)
-            column = tf.range(tf.size(row)) - tf.gather(splits, row)
-        length = wanted[1] or 0
-        static = tf.TensorShape([static_rows, length])
-        shape = tf.stack([rows, length])
-        require_output_shape(feature, checks, shape, static, wanted)
-        kept = tf.where(column < length)[:, 0]
-        return ParsedIds(
-            feature,
-            tf.gather(ids.values, kept),
-            tf.gather(row * length + column, kept),
-            weights,
-            shape,
-            static.merge_with([wanted[0], length]),
-            kept=None if weights is None else kept,
+    if _is_sequence(feature, wanted, static[0]):
+        return _as_sequences(parsed, rows, column, wanted, checks)
+    return _in_output_shape(parsed, rows, wanted, checks)
+
+
+def _require_rows(
+    feature: FeatureSpec, ids: tf.RaggedTensor | tf.SparseTensor
+) -> None:
+    """Requires ragged or sparse ids to be rows of ids."""
+    if ids.shape.rank != 2:
+        kind, layout = "sparse", "columns"
+        if isinstance(ids, tf.RaggedTensor):
+            kind, layout = "ragged", "None"
+        hint = (
+            " Look up ids.values, and put the vectors into the rows with "
+            "ids.with_values(vectors)."
+            if kind == "ragged"
+            else ""
         )
-    # The rows fill output_shape in order; one unknown dimension is inferred.
+        raise ValueError(
+            f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
+            f"shape {ids.shape}.{hint}"
+        )
+
+
+def _as_sequences(
+    parsed: ParsedIds,
+    rows: tf.Tensor,
+    column: tf.Tensor | None,
+    wanted: tuple[int | None, ...],
+    checks: Checks,
+) -> ParsedIds:
+    """Makes sequences, [batch, length], of ragged or sparse rows of ids.
+
+    `column` has the ids' positions in their rows, of sparse ids.
+    """
+    feature, row = parsed.feature, parsed.bag_ids
+    refuse_in_xla(f"{feature}: sequences of ragged or sparse ids")
+    if row is None:
+        row = bag_of_id(parsed.splits)
+        column = tf.range(tf.size(row)) - tf.gather(parsed.splits, row)
+    length = wanted[1] or 0
+    static = parsed.static_shape + tf.TensorShape([length])
+    shape = tf.stack([rows, length])
+    require_output_shape(feature, checks, shape, static, wanted)
+    kept = tf.where(tf.less(column, length))[:, 0]
+    return ParsedIds(
+        feature,
+        tf.gather(parsed.ids, kept),
+        tf.gather(row * length + column, kept),
+        parsed.weights,
+        shape,
+        static.merge_with([wanted[0], length]),
+        kept=None if parsed.weights is None else kept,
+    )
+
+
+def _in_output_shape(
+    parsed: ParsedIds,
+    rows: tf.Tensor,
+    wanted: tuple[int | None, ...],
+    checks: Checks,
+) -> ParsedIds:
+    """Fills output_shape with rows in order; infers one unknown dimension."""
+    feature = parsed.feature
     shape = tf.stack([-1 if d is None else d for d in wanted])
     if sum(d is None for d in wanted) > 1:
         raise ValueError(
@@ -303,7 +317,8 @@ def _parse_rows(
             ".",
         ),
     )
-    return by_row(shape, tf.TensorShape(wanted))
+    parsed.shape, parsed.static_shape = shape, tf.TensorShape(wanted)
+    return parsed
 
 
 def _is_sequence(

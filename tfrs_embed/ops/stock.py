@@ -52,9 +52,9 @@ class Stock:
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
 
-    def inside(self, row: id_range.Row) -> tf.Tensor:
+    def inside(self, check: id_range.RangeCheck) -> tf.Tensor:
         """Returns which ids are in their tables, for each id or feature."""
-        return row.valid()
+        return check.valid()
 
     def hash_ids(
         self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]

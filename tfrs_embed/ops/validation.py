@@ -12,7 +12,7 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition, EarlyLookup
 from tfrs_embed.ops.grouping import Layouts
-from tfrs_embed.ops.id_range import Row
+from tfrs_embed.ops.id_range import RangeCheck
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
 # The dtypes of ids that are checked for several features at once.
@@ -38,7 +38,7 @@ def validate(
 
         mark(parsed, checks, require, layouts)
         return
-    operations = backend.of(None, training)
+    operations = backend.operations(None, training)
     numbers = [each for each in parsed if each.is_number]
     at_once = (
         require
@@ -84,10 +84,12 @@ def require_valid(
     """Requires ids, [n] row numbers of each feature, to be in their tables."""
 
     def conditions(parsed: Sequence[ParsedIds]) -> list[Condition]:
-        row = Row([p.feature for p in parsed], [p.ids for p in parsed])
+        check = RangeCheck([p.feature for p in parsed], [p.ids for p in parsed])
         if len(parsed) == 1:
-            return [(tf.reduce_all(row.valid()), row.message)]
-        return [(backend.of(None, training).inside(row), row.message)]
+            return [(tf.reduce_all(check.valid()), check.message)]
+        return [
+            (backend.operations(None, training).inside(check), check.message)
+        ]
 
     for each in parsed:
         key = None if each.ids.dtype in _JOINABLE else str(each.feature)

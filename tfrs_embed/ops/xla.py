@@ -24,7 +24,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, Constants, all_valid, of_one_dtype
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    Constants,
+    all_valid,
+    id_dtype,
+    of_one_dtype,
+)
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.gradient_sums import per_id
 from tfrs_embed.ops.id_range import valid
@@ -61,7 +67,7 @@ def mark(
     ]
     all_fit = tf.reduce_all([shapes_fit, *required])
     for each, mask in zip(parsed, inside, strict=True):
-        ids = tf.cast(each.ids, each.id_dtype)
+        ids = tf.cast(each.ids, id_dtype(each.feature.table))
         each.ids = tf.where(mask & shapes_fit, ids, ids.dtype.max)
         each.all_valid = all_fit
 

@@ -102,7 +102,7 @@ class ServedTables:
         places = [i for i in range(len(tables)) if i not in found]
         different = list(dict.fromkeys(tables[i] for i in places))
         # One operation for all of them, where there are kernels.
-        vectors = backend.of(None, training=False).lookup_stored(
+        vectors = backend.operations(None, training=False).lookup_stored(
             [table.stored for table in different],
             [different.index(tables[i]) for i in places],
             [bags[i] for i in places],

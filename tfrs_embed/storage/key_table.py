@@ -187,7 +187,7 @@ class KeyTable:
             rows, versions = self._run("find", keys, _given(table_of))
             return FoundKeys(rows, keys, table_of, versions)
         rows, versions, *spilled = self._run(
-            "look_up_spilled",
+            "lookup_spilled",
             keys,
             _given(table_of),
             [s.parameters.handle for s in self._spills if in_memory],
@@ -247,7 +247,7 @@ class KeyTable:
         rows than the first, if there are enough.
         """
         given = _given(table_of), _or_none(counts)
-        return KeyRows(*self._run("plan", keys, *given, step))
+        return KeyRows(*self._run("reserve", keys, *given, step))
 
     def commit(
         self,

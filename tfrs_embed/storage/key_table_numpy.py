@@ -25,14 +25,14 @@ _RANKS = {
     "find": [1, 1],
     "check": [1, 0],
     "publish": [0],
-    "plan": [1] * 7,
+    "reserve": [1] * 7,
     "commit": [1] * 7,
     "export": [1] * 4,
     "replace": [0],
     "remove": [1],
     "take_removed": [1, 1],
 }
-_LIKE_INPUT = ("find", "check", "plan", "commit", "remove")
+_LIKE_INPUT = ("find", "check", "reserve", "commit", "remove")
 
 # The commit of a step that fails before its publication stays unpublished,
 # until so many others follow.
@@ -127,7 +127,7 @@ def _call_each(
     first, rest = np.zeros(len(entries), np.int64), []
     for i, table in enumerate(tables):
         mine = table_of == i if len(tables) > 1 else slice(None)
-        if name in ("plan", "commit"):
+        if name in ("reserve", "commit"):
             # Counts and reserved rows are for entries, the step is for all.
             *each, step = others
             given = [v[mine] if len(v) else v for v in each] + [step]
@@ -190,7 +190,7 @@ class _Table:
         self._rules = rules
         self.lock = threading.Lock()
         self._capacity = rules.capacity
-        self._last_spare = ABSENT  # The last row that a plan returned.
+        self._last_spare = ABSENT  # The last row that `reserve` returned.
         # Keys that lost their rows since the last `take_removed`; None: there
         # was none. And whether they were too many to be noted.
         self._removed: np.ndarray | None = None
@@ -224,7 +224,7 @@ class _Table:
             self._unpublished.remove(int(version))
         return 1
 
-    def plan(
+    def reserve(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
     ) -> tuple[Any, ...]:
         step = self._decide(keys, counts, number)

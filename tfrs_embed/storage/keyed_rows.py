@@ -157,7 +157,7 @@ class KeyedRows(GrowingRows):
         self, located: Located, gradients: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         groups = [g for g in located.kept if isinstance(g.rows, Reservation)]
-        made = concat_gradients.find(gradients)
+        made = concat_gradients.find_matrices(gradients)
         # Not if the loss or its gradient fails, or if there is no room for
         # another table's keys.
         after = [*made.matrices, *(g.rows.rows for g in groups)]

@@ -60,7 +60,7 @@ class MemoryRows(RowStore):
     ) -> tf.Variable:
         """Makes the variable of "parameters" or a slot."""
         # Where variables are made in a graph, it may be exported.
-        fill = backend.of(self.device, training=False).fill
+        fill = backend.operations(self.device, training=False).fill
         row = slot.row(table.spec.dim)
         return make_variable(
             fill([table.rows, *row], tf.cast(slot.initial, dtype)),
@@ -79,7 +79,7 @@ class MemoryRows(RowStore):
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
         used = list(dict.fromkeys(tables))
-        return backend.of(self.device, training).lookup(
+        return backend.operations(self.device, training).lookup(
             [self._variables[name][PARAMETERS] for name in used],
             [used.index(name) for name in tables],
             bags,
@@ -99,7 +99,7 @@ class MemoryRows(RowStore):
                     scatter_update(marks.variable, rows, marks.mark)
 
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
-        backend.of(self.device, training=True).update(
+        backend.operations(self.device, training=True).update(
             [
                 each._replace(variables=self._variables[name], marks=marks)
                 for (name, each), marks in zip(

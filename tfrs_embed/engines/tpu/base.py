@@ -21,7 +21,7 @@ from tfrs_embed.engines.engine import (
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.samples import as_ragged
+from tfrs_embed.ops.sample_matrix import as_ragged
 from tfrs_embed.optimizers.conversion import require_tpu
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs

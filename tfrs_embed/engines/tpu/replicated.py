@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.sample_matrix import SampleMatrix
 from tfrs_embed.ops.update import PARAMETERS
 
 
@@ -49,7 +49,7 @@ class ReplicatedEngine(TPUEngine):
         self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         matrices = [
-            on_host(Matrix.of, each, samples)
+            on_host(SampleMatrix.of_bags, each, samples)
             for each, samples in zip(bags, self._padded(), strict=True)
         ]
         rows = self._embedding.embedding_lookup([m.ids for m in matrices])

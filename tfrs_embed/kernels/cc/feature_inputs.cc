@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "input_checks.h"
 #include "op.h"
 
 namespace tfrs_embed {
@@ -44,9 +45,7 @@ absl::Status ReadSplits(const Tensor& input, Feature* feature) {
 absl::Status ReadBags(const Tensor& input, Feature* feature) {
   const int32_t* bags = input.flat<int32_t>().data();
   const int64_t n = feature->n;
-  if (input.NumElements() != n) {
-    return InvalidArgument(input.NumElements(), " bags for ", n, " ids");
-  }
+  TF_RETURN_IF_ERROR(CheckNumber(input.NumElements(), "bags", n, "ids"));
   // They ascend, as is checked below, so the first and the last are the bounds.
   if (n > 0 && (bags[0] < 0 || bags[n - 1] >= feature->count)) {
     return InvalidArgument("bags ", bags[0], " to ", bags[n - 1], " of ",
@@ -76,9 +75,7 @@ absl::Status ReadBags(const Tensor& input, Feature* feature) {
 // Reads one factor for each of n ids or bags.
 absl::Status ReadFactors(const Tensor& input, const char* name, int64_t n,
                          const char* of, const float** factors) {
-  if (input.NumElements() != n) {
-    return InvalidArgument(input.NumElements(), " ", name, " for ", n, " ", of);
-  }
+  TF_RETURN_IF_ERROR(CheckNumber(input.NumElements(), name, n, of));
   *factors = input.flat<float>().data();
   return absl::OkStatus();
 }

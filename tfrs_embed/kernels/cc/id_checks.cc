@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "feature_inputs.h"
+#include "input_checks.h"
 #include "op.h"
 #include "rows.h"
 #include "table_shape.h"
@@ -104,11 +105,7 @@ std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
 absl::Status IdLimits::Read(OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ReadRows(ctx, &rows));
   TF_RETURN_IF_ERROR(ctx->GetAttr("names", &names));
-  if (rows.size() != names.size()) {
-    return InvalidArgument(rows.size(), " rows for ", names.size(),
-                           " features");
-  }
-  return absl::OkStatus();
+  return CheckNumber(rows.size(), "rows", names.size(), "features");
 }
 
 absl::Status IdLimits::Of(const std::vector<Feature>& features,
@@ -116,10 +113,8 @@ absl::Status IdLimits::Of(const std::vector<Feature>& features,
                           std::vector<int64_t>* limits) const {
   *limits = RowsOf(features, tables);
   if (rows.empty()) return absl::OkStatus();
-  if (rows.size() != features.size()) {
-    return InvalidArgument(rows.size(), " rows for ", features.size(),
-                           " features");
-  }
+  TF_RETURN_IF_ERROR(
+      CheckNumber(rows.size(), "rows", features.size(), "features"));
   for (size_t f = 0; f < rows.size(); ++f) {
     (*limits)[f] = std::min((*limits)[f], rows[f]);
   }
@@ -138,9 +133,8 @@ class InsideOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     OpInputList ids;
     OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
-    OP_REQUIRES(ctx, static_cast<size_t>(ids.size()) == rows_.size(),
-                InvalidArgument(ids.size(), " ids for ", rows_.size(),
-                                " tables"));
+    OP_REQUIRES_OK(ctx,
+                   CheckNumber(ids.size(), "ids", rows_.size(), "tables"));
     Tensor* out;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({ids.size()}), &out));
@@ -165,9 +159,7 @@ class RequireOp : public OpKernel {
     OpInputList ids;
     OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
     const size_t m = ids.size();
-    OP_REQUIRES(ctx, m == limits_.rows.size(),
-                InvalidArgument(m, " ids for ", limits_.rows.size(),
-                                " tables"));
+    OP_REQUIRES_OK(ctx, CheckNumber(m, "ids", limits_.rows.size(), "tables"));
     const std::vector<Feature> features = IdsOnly(ids);
     OP_REQUIRES_OK(ctx,
                    CheckIds(ctx, features, limits_.rows, limits_.names));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "input_checks.h"
 #include "op.h"
 #include "threads.h"
 
@@ -23,11 +24,10 @@ struct ByShift {
   uint64_t Row(uint64_t id) const { return id >> shift; }
 };
 
-template <typename T>
 struct ByDivision {
-  T world;
-  T Shard(T id) const { return id % world; }
-  T Row(T id) const { return id / world; }
+  int32_t world;
+  int32_t Shard(int32_t id) const { return id % world; }
+  int32_t Row(int32_t id) const { return id / world; }
 };
 
 // A feature's columns of a matrix.
@@ -38,36 +38,34 @@ struct BagColumns {
   int64_t bag_size;
 };
 
-template <typename T>
-T IdAt(const float* ids, int64_t i) {
-  T id;
-  std::memcpy(&id, reinterpret_cast<const char*>(ids) + i * sizeof(T),
-              sizeof(T));
+int32_t IdAt(const float* ids, int64_t i) {
+  int32_t id;
+  std::memcpy(&id, ids + i, sizeof(id));
   return id;
 }
 
 // A negative id is none.
-template <typename T, typename Split>
-bool IsOf(T id, const Split& split, uint64_t shard) {
+template <typename Split>
+bool IsOf(int32_t id, const Split& split, uint64_t shard) {
   return (id >= 0) & (static_cast<uint64_t>(split.Shard(id)) == shard);
 }
 
 // Writes how many ids of each bag are on the shard to counts[bag].
-template <typename T, typename Split>
+template <typename Split>
 void CountIds(const BagColumns& columns, const Split& split, uint64_t shard,
            int64_t begin, int64_t end, int32_t* counts) {
   for (int64_t bag = begin; bag < end; ++bag) {
     const float* ids = columns.ids + bag * columns.stride;
     int32_t count = 0;
     for (int64_t i = 0; i < columns.bag_size; ++i) {
-      count += IsOf(IdAt<T>(ids, i), split, shard);
+      count += IsOf(IdAt(ids, i), split, shard);
     }
     counts[bag] = count;
   }
 }
 
 // Writes the rows, and the weights, of the ids that are on the shard.
-template <typename T, typename Split>
+template <typename Split>
 void FillIds(const BagColumns& columns, const Split& split, uint64_t shard,
              int64_t begin, int64_t end, const int32_t* splits, int64_t* rows,
              float* weights) {
@@ -83,7 +81,7 @@ void FillIds(const BagColumns& columns, const Split& split, uint64_t shard,
       const int64_t last = std::min(first + kBlock, columns.bag_size);
       int64_t found = 0;
       for (int64_t i = first; i < last; ++i) {
-        const T id = IdAt<T>(ids, i);
+        const int32_t id = IdAt(ids, i);
         row[found] = split.Row(id);
         if (weights) {
           weight[found] = columns.weights[bag * columns.stride + i];
@@ -103,7 +101,7 @@ struct ShardOutputs {
   int next_weights = 0;
 };
 
-template <typename T, typename Split>
+template <typename Split>
 absl::Status Select(OpKernelContext* ctx, const BagColumns& columns, int64_t count,
                     const Split& split, uint64_t shard, int feature,
                     ShardOutputs* outputs) {
@@ -114,7 +112,7 @@ absl::Status Select(OpKernelContext* ctx, const BagColumns& columns, int64_t cou
   splits[0] = 0;
   const int64_t cost = 10 + 4 * columns.bag_size;
   ParallelFor(ctx, count, cost, [&](int64_t begin, int64_t end) {
-    CountIds<T>(columns, split, shard, begin, end, splits + 1);
+    CountIds(columns, split, shard, begin, end, splits + 1);
   });
   for (int64_t bag = 0; bag < count; ++bag) splits[bag + 1] += splits[bag];
   TF_RETURN_IF_ERROR(outputs->rows.allocate(
@@ -126,7 +124,7 @@ absl::Status Select(OpKernelContext* ctx, const BagColumns& columns, int64_t cou
   int64_t* rows = rows_out->flat<int64_t>().data();
   float* weights = weights_out ? weights_out->flat<float>().data() : nullptr;
   ParallelFor(ctx, count, cost, [&](int64_t begin, int64_t end) {
-    FillIds<T>(columns, split, shard, begin, end, splits, rows, weights);
+    FillIds(columns, split, shard, begin, end, splits, rows, weights);
   });
   return absl::OkStatus();
 }
@@ -137,14 +135,11 @@ class IdsOfShardOp : public OpKernel {
     int m, num_weighted;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &m));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &num_weighted));
-    int world;  // Shards of 32 bits, which ids may have.
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world));
-    world_ = world;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
     const auto each_feature = [&](const char* name, auto* values) {
       return GetEach(ctx, name, m, "feature", values);
     };
     OP_REQUIRES_OK(ctx, each_feature("bag_sizes", &bag_sizes_));
-    OP_REQUIRES_OK(ctx, each_feature("wide", &wide_));
     OP_REQUIRES_OK(ctx, each_feature("weighted", &weighted_));
     OP_REQUIRES_OK(ctx, each_feature("shards", &shards_));
     int found = 0;
@@ -153,7 +148,7 @@ class IdsOfShardOp : public OpKernel {
                   InvalidArgument("shard ", shards_[f], " of ", world_));
       OP_REQUIRES(ctx, bag_sizes_[f] > 0 && bag_sizes_[f] < 1 << 30,
                   InvalidArgument("bag_sizes: ", bag_sizes_[f]));
-      width_ += bag_sizes_[f] * ((wide_[f] ? 2 : 1) + (weighted_[f] ? 1 : 0));
+      width_ += bag_sizes_[f] * (weighted_[f] ? 2 : 1);
       found += weighted_[f];
     }
     OP_REQUIRES(ctx, found == num_weighted,
@@ -179,36 +174,27 @@ class IdsOfShardOp : public OpKernel {
     for (size_t f = 0; f < bag_sizes_.size(); ++f) {
       const int64_t size = bag_sizes_[f];
       BagColumns columns = {first, nullptr, width_, size};
-      first += size * (wide_[f] ? 2 : 1);
+      first += size;
       if (weighted_[f]) {
         columns.weights = first;
         first += size;
       }
-      OP_REQUIRES_OK(
-          ctx, wide_[f]
-                   ? SelectOf<int64_t>(ctx, columns, matrix.dim_size(0), f,
-                                       &outputs)
-                   : SelectOf<int32_t>(ctx, columns, matrix.dim_size(0), f,
-                                       &outputs));
+      const ByShift by_shift = {static_cast<uint64_t>(world_ - 1), shift_};
+      const ByDivision by_division = {world_};
+      const auto select = [&](const auto& split) {
+        return Select(ctx, columns, matrix.dim_size(0), split, shards_[f], f,
+                      &outputs);
+      };
+      OP_REQUIRES_OK(ctx, int64_t{1} << shift_ == world_ ? select(by_shift)
+                                                         : select(by_division));
     }
   }
 
  private:
-  template <typename T>
-  absl::Status SelectOf(OpKernelContext* ctx, const BagColumns& columns,
-                        int64_t count, int feature, ShardOutputs* outputs) const {
-    const uint64_t shard = shards_[feature];
-    if (int64_t{1} << shift_ == world_) {
-      const ByShift split = {static_cast<uint64_t>(world_ - 1), shift_};
-      return Select<T>(ctx, columns, count, split, shard, feature, outputs);
-    }
-    const ByDivision<T> split = {static_cast<T>(world_)};
-    return Select<T>(ctx, columns, count, split, shard, feature, outputs);
-  }
-
   std::vector<int64_t> bag_sizes_, shards_;
-  std::vector<bool> wide_, weighted_;
-  int64_t world_, width_ = 0;
+  std::vector<bool> weighted_;
+  int world_;  // Ids of 32 bits have no more shards.
+  int64_t width_ = 0;
   int shift_ = 0;
 };
 
@@ -222,7 +208,6 @@ REGISTER_OP("TfrsEmbedIdsOfShard")
     .Attr("M: int >= 1")
     .Attr("W: int >= 0")
     .Attr("bag_sizes: list(int)")
-    .Attr("wide: list(bool)")
     .Attr("weighted: list(bool)")
     .Attr("world: int >= 1")
     .Attr("shards: list(int)")

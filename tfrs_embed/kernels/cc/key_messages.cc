@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "input_checks.h"
 #include "op.h"
 
 namespace tfrs_embed {
@@ -41,15 +42,15 @@ class WriteKeysOp : public OpKernel {
     OP_REQUIRES(ctx, counts_in.dims() == 2 && counts_in.dim_size(1) > 0,
                 InvalidArgument("counts of shape ",
                                 counts_in.shape().DebugString()));
-    OP_REQUIRES_OK(ctx, CheckVector(ctx->input(0), "keys"));
-    const int64_t u = ctx->input(0).NumElements();
+    int64_t u;
+    const int64_t* keys;
+    OP_REQUIRES_OK(ctx, ReadVector(ctx, "keys", &u, &keys));
     const int64_t world = counts_in.dim_size(0);
     const int64_t tables = counts_in.dim_size(1);
-    const int64_t* keys = ctx->input(0).flat<int64_t>().data();
     const int64_t* counts = counts_in.flat<int64_t>().data();
-    const int32_t* room;
-    OP_REQUIRES_OK(ctx, ReadScalar(ctx->input(2), "capacity", &room));
-    const int64_t capacity = *room;
+    int32_t room;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx, "capacity", &room));
+    const int64_t capacity = room;
     OP_REQUIRES(ctx, capacity >= 0, InvalidArgument("capacity < 0"));
     OP_REQUIRES_OK(ctx, CheckPlaces(world, capacity));
     std::vector<int64_t> sizes(world);

@@ -15,8 +15,8 @@
 
 namespace tfrs_embed {
 
-KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
-                          int64_t* rows) {
+KeyChanges KeyTable::Reserve(const Parallel& parallel, const KeyStep& step,
+                             int64_t* rows) {
   ++stamp_;
   FindCounted(parallel, step, rows);
   CollectUnknown(parallel, step);

@@ -43,7 +43,8 @@ struct KeyStep {
 struct KeyChanges {
   std::vector<int64_t> new_keys, new_rows;
   int64_t lacking = 0;  // If it isn't 0, the step does nothing.
-  // Of a plan: which rows it read. Of a commit: what to publish; 0: nothing.
+  // Of a reservation: which rows it read. Of a commit: what to publish; 0:
+  // nothing.
   int64_t version = 0;
 };
 
@@ -51,7 +52,7 @@ struct KeyChanges {
 //
 // Rows are read after they are found, while other threads may give them to
 // other keys. So each time that rows are about to be written for other keys, by
-// a commit or for a plan, is a version, and each row knows its last one: a
+// a commit or for a reservation, is a version, and each row knows its last one: a
 // reader asks afterwards whether its rows have a later one. Keys that a commit
 // admits are found once their rows are written and the commit is published.
 //
@@ -120,8 +121,8 @@ class KeyTable {
 
   // What Commit would do, with rows that stay free for the keys that it would
   // admit. rows[i]: keys[i]'s, or kAbsentRow.
-  KeyChanges Plan(const Parallel& parallel, const KeyStep& step,
-                  int64_t* rows);
+  KeyChanges Reserve(const Parallel& parallel, const KeyStep& step,
+                     int64_t* rows);
 
   // Counts a step's keys, and gives rows to those that are admitted. hints[i]:
   // the row that keys[i] probably has. rows[i]: what it has, or kTrashRow.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "input_checks.h"
 #include "key_table.h"
 #include "op.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -97,23 +98,14 @@ class Entries {
     const Tensor* table_of;
     TF_RETURN_IF_ERROR(ctx->input("table_of", &table_of));
     ends_.assign(tables, 0);
-    const int64_t given = table_of->NumElements();
-    if (given != n && (tables > 1 || given > 0)) {
-      return InvalidArgument(n, " keys, but tables of ", given);
-    }
-    if (tables == 1) {
+    if (tables == 1 && table_of->NumElements() == 0) {
       ends_[0] = n;
       return absl::OkStatus();
     }
-    const int32_t* of = table_of->flat<int32_t>().data();
-    bool sorted = true;
-    for (int64_t i = 0; i < n; ++i) {
-      if (of[i] < 0 || of[i] >= tables) {
-        return InvalidArgument("Table ", of[i], " of ", tables);
-      }
-      sorted = sorted && (i == 0 || of[i - 1] <= of[i]);
-      ++ends_[of[i]];
-    }
+    const int32_t* of;
+    TF_RETURN_IF_ERROR(ReadTableOf(*table_of, n, tables, &of));
+    for (int64_t i = 0; i < n; ++i) ++ends_[of[i]];
+    const bool sorted = std::is_sorted(of, of + n);
     for (int64_t t = 1; t < tables; ++t) ends_[t] += ends_[t - 1];
     if (sorted) return absl::OkStatus();
     order_.resize(n);
@@ -159,7 +151,7 @@ class OpOnTables : public OpKernel {
     Tables tables(handles.size());
     for (size_t t = 0; t < tables.size(); ++t) {
       const ResourceHandle* handle;
-      OP_REQUIRES_OK(ctx, ReadScalar(handles[t], "A table", &handle));
+      OP_REQUIRES_OK(ctx, FindScalar(handles[t], "A table", &handle));
       OP_REQUIRES_OK(ctx,
                      tensorflow::LookupResource(ctx, *handle, &tables[t]));
     }
@@ -171,14 +163,6 @@ class OpOnTables : public OpKernel {
       std::vector<tensorflow::core::RefCountPtr<KeyTableResource>>;
 
   virtual absl::Status Run(OpKernelContext* ctx, const Tables& tables) = 0;
-
-  // An input that is a vector.
-  static absl::Status Input(OpKernelContext* ctx, const char* name,
-                            const Tensor** tensor, const int64_t** values) {
-    TF_RETURN_IF_ERROR(ctx->input(name, tensor));
-    *values = (*tensor)->flat<int64_t>().data();
-    return CheckVector(**tensor, name);
-  }
 
   // An input with a number for each table; of one table, also a scalar.
   static absl::Status OfTables(OpKernelContext* ctx, const char* name,

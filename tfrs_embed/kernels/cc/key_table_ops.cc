@@ -63,9 +63,7 @@ class KeyTableOp : public OpKernel {
     Tensor* handle;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
     KeyRules rules = rules_;
-    const double* probability;
-    OP_REQUIRES_OK(ctx, ReadScalar(ctx->input(0), "probability", &probability));
-    rules.probability = *probability;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx, "probability", &rules.probability));
     // No number isn't in this range either.
     OP_REQUIRES(ctx, rules.probability >= 0 && rules.probability <= 1,
                 InvalidArgument("probability ", rules.probability,
@@ -91,11 +89,11 @@ class FindKeysOp : public OpOnTables {
   using OpOnTables::OpOnTables;
 
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
-    const Tensor* input;
+    int64_t n;
     const int64_t* keys;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
     Entries entries;
-    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    TF_RETURN_IF_ERROR(entries.Read(ctx, n, tables.size()));
     std::vector<int64_t> memory, versions(tables.size());
     keys = entries.Sorted(keys, &memory);
     int64_t* rows;
@@ -117,9 +115,9 @@ class CheckRowsOp : public OpOnTables {
   using OpOnTables::OpOnTables;
 
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
-    const Tensor* input;
+    int64_t n;
     const int64_t *found, *versions;
-    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &found));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "rows", &n, &found));
     TF_RETURN_IF_ERROR(OfTables(ctx, "versions", tables, &versions));
     bool same = true;
     for (size_t t = 0; t < tables.size(); ++t) {
@@ -127,11 +125,11 @@ class CheckRowsOp : public OpOnTables {
       same = same && tables[t]->table.version() == versions[t];
     }
     if (same) {
-      ctx->set_output(0, *input);
+      ctx->set_output(0, ctx->input(tables.size()));
       return ScalarOut(ctx, 1, 0);
     }
     Entries entries;
-    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    TF_RETURN_IF_ERROR(entries.Read(ctx, n, tables.size()));
     for (int64_t i = 0; i < entries.total(); ++i) {
       if (found[i] < 0) return InvalidArgument("Row ", found[i], " < 0");
     }
@@ -172,7 +170,7 @@ class OpOnStep : public OpOnTables {
   using OpOnTables::OpOnTables;
 
  protected:
-  // What a plan or a commit does with the keys of one table: `begin` is the
+  // What a reservation or a commit does with the keys of one table: `begin` is the
   // first of them among the entries, as which `rows` are sorted.
   using Change = std::function<KeyChanges(
       KeyTable* table, const KeyTable::Parallel& parallel, const KeyStep& step,
@@ -180,24 +178,23 @@ class OpOnStep : public OpOnTables {
 
   static absl::Status ReadKeys(OpKernelContext* ctx, const Tables& tables,
                                Entries* entries, const int64_t** keys) {
-    const Tensor* input;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, keys));
-    return entries->Read(ctx, input->NumElements(), tables.size());
+    int64_t n;
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, keys));
+    return entries->Read(ctx, n, tables.size());
   }
 
   static absl::Status Apply(OpKernelContext* ctx, const Tables& tables,
                             const Entries& entries, const int64_t* keys,
                             const std::vector<SpillFile::Memory>& memory,
                             const Change& change) {
-    const Tensor *counts_in, *step_in;
-    const int64_t *counts, *number;
-    TF_RETURN_IF_ERROR(Input(ctx, "counts", &counts_in, &counts));
-    TF_RETURN_IF_ERROR(ctx->input("step", &step_in));
-    TF_RETURN_IF_ERROR(ReadScalar(*step_in, "step", &number));
-    const bool counted = counts_in->NumElements() > 0;
-    if (counted && counts_in->NumElements() != entries.total()) {
-      return InvalidArgument(entries.total(), " keys, but counts of ",
-                             counts_in->NumElements());
+    int64_t num_counts, number;
+    const int64_t* counts;
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "counts", &num_counts, &counts));
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, "step", &number));
+    const bool counted = num_counts > 0;
+    if (counted) {
+      TF_RETURN_IF_ERROR(
+          CheckNumber(num_counts, "counts", entries.total(), "keys"));
     }
     std::vector<int64_t> sorted_keys, sorted_counts;
     keys = entries.Sorted(keys, &sorted_keys);
@@ -212,7 +209,7 @@ class OpOnStep : public OpOnTables {
       step.n = entries.size(t);
       step.keys = keys + begin;
       step.counts = counted ? counts + begin : nullptr;
-      step.number = *number;
+      step.number = number;
       if (!memory.empty()) step.memory = memory[t];
       tensorflow::mutex_lock lock(tables[t]->mutex);
       KeyTable& table = tables[t]->table;
@@ -240,7 +237,7 @@ class OpOnStep : public OpOnTables {
   }
 };
 
-class PlanKeysOp : public OpOnStep {
+class ReserveKeysOp : public OpOnStep {
   using OpOnStep::OpOnStep;
 
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
@@ -250,7 +247,7 @@ class PlanKeysOp : public OpOnStep {
     return Apply(ctx, tables, entries, keys, {},
                  [](KeyTable* table, const auto& parallel, const KeyStep& step,
                     int64_t, int64_t* rows) {
-                   return table->Plan(parallel, step, rows);
+                   return table->Reserve(parallel, step, rows);
                  });
   }
 };
@@ -262,14 +259,10 @@ class CommitKeysOp : public OpOnStep {
     Entries entries;
     const int64_t* keys;
     TF_RETURN_IF_ERROR(ReadKeys(ctx, tables, &entries, &keys));
-    const Tensor* input;
+    int64_t num_rows;
     const int64_t* hints;
-    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &hints));
-    if (input->NumElements() != entries.total()) {
-      return InvalidArgument("A commit must have a row for each of ",
-                             entries.total(), " keys, got ",
-                             input->NumElements());
-    }
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "rows", &num_rows, &hints));
+    TF_RETURN_IF_ERROR(CheckNumber(num_rows, "rows", entries.total(), "keys"));
     std::vector<int64_t> memory;
     hints = entries.Sorted(hints, &memory);
     // Rows that are evicted to spills are read.
@@ -354,13 +347,13 @@ class ReplaceKeysOp : public OpOnTables {
                             {"candidate_keys", "candidate_frequency",
                              "candidate_last_seen"},
                             &candidates));
-    const int64_t* in_memory;
-    TF_RETURN_IF_ERROR(ReadScalar(ctx->input(7), "in_memory", &in_memory));
+    int64_t in_memory;
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, "in_memory", &in_memory));
     const int64_t n = live.size();
-    if (*in_memory < 0 || *in_memory > n) {
-      return InvalidArgument("in_memory is ", *in_memory, " of ", n, " keys.");
+    if (in_memory < 0 || in_memory > n) {
+      return InvalidArgument("in_memory is ", in_memory, " of ", n, " keys.");
     }
-    const auto middle = live.begin() + *in_memory;
+    const auto middle = live.begin() + in_memory;
     const std::vector<KeyRecord> spilled(middle, live.end());
     live.erase(middle, live.end());
     tensorflow::mutex_lock lock(resource->mutex);
@@ -375,14 +368,10 @@ class ReplaceKeysOp : public OpOnTables {
                            std::vector<KeyRecord>* records) {
     std::array<const int64_t*, 3> values;
     for (size_t i = 0; i < names.size(); ++i) {
-      const Tensor* input;
-      TF_RETURN_IF_ERROR(Input(ctx, names[i], &input, &values[i]));
-      const size_t n = input->NumElements();
+      int64_t n;
+      TF_RETURN_IF_ERROR(ReadVector(ctx, names[i], &n, &values[i]));
       if (i == 0) records->resize(n);
-      if (n != records->size()) {
-        return InvalidArgument(names[i], " has ", n, " elements, ", names[0],
-                               " has ", records->size(), ".");
-      }
+      TF_RETURN_IF_ERROR(CheckNumber(n, names[i], records->size(), names[0]));
     }
     for (size_t i = 0; i < records->size(); ++i) {
       (*records)[i] = {values[0][i], values[1][i], values[2][i],
@@ -406,10 +395,9 @@ class RemoveKeysOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOne(tables, &resource));
-    const Tensor* input;
+    int64_t n;
     const int64_t* keys;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
-    const int64_t n = input->NumElements();
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::mutex_lock lock(resource->mutex);
@@ -480,7 +468,7 @@ absl::Status InferChanges(InferenceContext* c) {
 }
 
 // An operation on the keys of tables, which are its first inputs.
-// What a plan and a commit return.
+// What a reservation and a commit return.
 #define TFRS_CHANGES(op)           \
   op.Output("final_rows: int64")   \
       .Output("new_keys: int64")   \
@@ -534,7 +522,7 @@ TFRS_ON_TABLES("Publish")
     .Input("versions: int64")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_CHANGES(TFRS_ON_TABLES("Plan")
+TFRS_CHANGES(TFRS_ON_TABLES("Reserve")
                  .Input("keys: int64")
                  .Input("table_of: int32")
                  .Input("counts: int64")
@@ -599,7 +587,7 @@ TFRS_KERNEL("TfrsEmbedKeyTable", KeyTableOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesFind", FindKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesCheck", CheckRowsOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesPublish", PublishKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTablesPlan", PlanKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesReserve", ReserveKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesCommit", CommitKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesExport", ExportKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesReplace", ReplaceKeysOp);

@@ -8,6 +8,7 @@
 
 #include "feature_inputs.h"
 #include "id_checks.h"
+#include "input_checks.h"
 #include "lookups.h"
 #include "loops.h"
 #include "op.h"

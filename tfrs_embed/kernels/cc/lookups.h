@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "feature_inputs.h"
+#include "input_checks.h"
 #include "op.h"
 #include "rows.h"
 #include "table_shape.h"

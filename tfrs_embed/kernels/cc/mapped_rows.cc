@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "input_checks.h"
 #include "op.h"
 #include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
@@ -92,11 +93,9 @@ class MappedRowsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor* input;
-    OP_REQUIRES_OK(ctx, ctx->input("path", &input));
-    const tensorflow::tstring* given;
-    OP_REQUIRES_OK(ctx, ReadScalar(*input, "path", &given));
-    const std::string path = *given;
+    tensorflow::tstring given;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx, "path", &given));
+    const std::string path = given;
     OP_REQUIRES(ctx, path.find('\0') == std::string::npos,
                 InvalidArgument("path must be without the character 0."));
     // Files of other file systems than the machine's have no memory to map.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "input_checks.h"
 #include "mapped_rows.h"
 #include "op.h"
 #include "variables.h"
@@ -65,14 +66,14 @@ std::vector<Pages> PagesOf(const Mapped& table, const int64_t* ids, int64_t n) {
 // kernel's status.
 template <typename Function>
 void ForPages(OpKernelContext* ctx, Function take) {
-  const Tensor* ids;
-  OP_REQUIRES_OK(ctx, ctx->input("ids", &ids));
-  OP_REQUIRES(ctx, ids->dims() == 1, InvalidArgument("ids must be a vector."));
+  int64_t n;
+  const int64_t* ids;
+  OP_REQUIRES_OK(ctx, ReadVector(ctx, "ids", &n, &ids));
   OpInputList handles;
   OP_REQUIRES_OK(ctx, ctx->input_list("tables", &handles));
   for (int t = 0; t < handles.size(); ++t) {
     const tensorflow::ResourceHandle* handle;
-    OP_REQUIRES_OK(ctx, ReadScalar(handles[t], "A table", &handle));
+    OP_REQUIRES_OK(ctx, FindScalar(handles[t], "A table", &handle));
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, *handle, &variable));
     // Neither locked meanwhile, for which updates would wait, nor referred
@@ -81,10 +82,7 @@ void ForPages(OpKernelContext* ctx, Function take) {
       tensorflow::tf_shared_lock lock(*variable->mu());
       return Mapped(*variable->tensor());
     }();
-    for (const Pages& pages : PagesOf(table, ids->flat<int64_t>().data(),
-                                      ids->NumElements())) {
-      take(pages);
-    }
+    for (const Pages& pages : PagesOf(table, ids, n)) take(pages);
   }
 }
 

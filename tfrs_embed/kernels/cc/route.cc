@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "input_checks.h"
 #include "op.h"
 #include "rows.h"
 
@@ -133,15 +134,8 @@ class RouteOp : public OpKernel {
                     "At most 2^30 - 1 keys can be routed at once, got ", n));
     Keys keys = {input.flat<int64_t>().data(), nullptr};
     if (tables_ > 1) {
-      const Tensor& table_of = ctx->input(1);
-      OP_REQUIRES(ctx, table_of.NumElements() == n,
-                  InvalidArgument(n, " keys, but tables of ",
-                                  table_of.NumElements()));
-      keys.table = table_of.flat<int32_t>().data();
-      OP_REQUIRES(ctx,
-                  std::all_of(keys.table, keys.table + n,
-                              [&](int64_t t) { return t >= 0 && t < tables_; }),
-                  InvalidArgument("Tables must be below ", tables_));
+      OP_REQUIRES_OK(ctx,
+                     ReadTableOf(ctx->input(1), n, tables_, &keys.table));
     }
     Tensor *index_out, *row_out, *owner_out, *counts_out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n}), &index_out));

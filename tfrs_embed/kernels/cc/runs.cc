@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "input_checks.h"
 #include "op.h"
 #include "threads.h"
 
@@ -30,10 +31,9 @@ class CopyRunsOp : public OpKernel {
                 InvalidArgument("There are ", starts.NumElements(),
                                 " starts and ", sizes.NumElements(),
                                 " sizes"));
-    OP_REQUIRES(ctx, ctx->input(3).NumElements() == 1,
-                InvalidArgument("capacity must be a scalar"));
+    int32_t capacity;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx, "capacity", &capacity));
     const int64_t runs = sizes.NumElements();
-    const int64_t capacity = ctx->input(3).flat<int32_t>()(0);
     OP_REQUIRES(ctx, !padded_ || capacity >= 0,
                 InvalidArgument("capacity is ", capacity));
     const int32_t* start = starts.flat<int32_t>().data();

@@ -22,10 +22,9 @@ class FindSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const Tensor* input;
+    int64_t n;
     const int64_t* keys;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
-    const int64_t n = input->NumElements();
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::tf_shared_lock lock(resource->mutex);
@@ -44,10 +43,9 @@ class ReadAheadSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const Tensor* input;
+    int64_t n;
     const int64_t* keys;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
-    const int64_t n = input->NumElements();
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
     std::vector<int64_t> places(n);
     {
       tensorflow::tf_shared_lock lock(resource->mutex);
@@ -63,9 +61,9 @@ class ReadAheadSpilledOp : public OpOnTables {
 // where the first vector is zeros. Nothing changes in between, so that a key is
 // always in one of the two. Given the parameters of the tables with spills, the
 // vectors are those of their rows, too.
-class LookUpSpilledOp : public OpOnTables {
+class LookupSpilledOp : public OpOnTables {
  public:
-  explicit LookUpSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
+  explicit LookupSpilledOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     tensorflow::DataType dtype;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype));
@@ -76,9 +74,9 @@ class LookUpSpilledOp : public OpOnTables {
 
  private:
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
-    const Tensor* input;
+    int64_t n;
     const int64_t* keys;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
     const int64_t bytes = tfrs_row_bytes(type_, dim_);
     for (const auto& resource : tables) {
       const SpillFile* spill = resource->table.spill();
@@ -88,7 +86,7 @@ class LookUpSpilledOp : public OpOnTables {
       }
     }
     Entries entries;
-    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    TF_RETURN_IF_ERROR(entries.Read(ctx, n, tables.size()));
     std::vector<int64_t> memory;
     keys = entries.Sorted(keys, &memory);
     int64_t* rows;
@@ -175,14 +173,11 @@ class FetchSpilledOp : public OpOnTables {
   absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
     KeyTableResource* resource;
     TF_RETURN_IF_ERROR(TheOneWithSpill(tables, &resource));
-    const Tensor *keys_in, *rows_in;
+    int64_t n, num_rows;
     const int64_t *keys, *rows;
-    TF_RETURN_IF_ERROR(Input(ctx, "keys", &keys_in, &keys));
-    TF_RETURN_IF_ERROR(Input(ctx, "rows", &rows_in, &rows));
-    const int64_t n = keys_in->NumElements();
-    if (rows_in->NumElements() != n) {
-      return InvalidArgument("Each key must have a row.");
-    }
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "rows", &num_rows, &rows));
+    TF_RETURN_IF_ERROR(CheckNumber(num_rows, "rows", n, "keys"));
     SpillFile* spill = resource->table.spill();
     std::vector<int64_t> places(n), to;
     std::vector<char> records;
@@ -250,10 +245,9 @@ class SpilledRowsOp : public OpOnTables {
     if (part_ < 0 || part_ >= parts || spill->parts()[part_] != bytes_) {
       return InvalidArgument("The spill has no such part.");
     }
-    const Tensor* input;
+    int64_t n;
     const int64_t* rows;
-    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &rows));
-    const int64_t n = input->NumElements();
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "rows", &n, &rows));
     for (int64_t i = 0; i < n; ++i) {
       const bool before = rows[i] <= KeyTable::kSpilled;
       if (before || rows[i] - KeyTable::kSpilled >= spill->end()) {
@@ -330,7 +324,7 @@ TFRS_ON_TABLES("ReadAheadSpilled")
     .Input("keys: int64")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_ON_TABLES("LookUpSpilled")
+TFRS_ON_TABLES("LookupSpilled")
     .Input("keys: int64")
     .Input("table_of: int32")
     .Input("parameters: M * resource")
@@ -378,7 +372,7 @@ TFRS_ON_TABLES("WriteSpilled")
 
 TFRS_KERNEL("TfrsEmbedKeyTablesFindSpilled", FindSpilledOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesReadAheadSpilled", ReadAheadSpilledOp);
-TFRS_KERNEL("TfrsEmbedKeyTablesLookUpSpilled", LookUpSpilledOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesLookupSpilled", LookupSpilledOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesFetchSpilled", FetchSpilledOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesReadSpilled", ReadSpilledOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesWriteSpilled", WriteSpilledOp);

@@ -5,6 +5,7 @@
 // (Aumasson and Bernstein 2012, "SipHash: a Fast Short-Input PRF").
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>

@@ -10,6 +10,7 @@
 
 #include "buckets.h"
 #include "feature_inputs.h"
+#include "input_checks.h"
 #include "loops.h"
 #include "op.h"
 #include "rows.h"
@@ -66,9 +67,9 @@ absl::Status ReadGradients(OpKernelContext* ctx,
 }
 
 // Sums gradients by row, into new rows, rounded to the nearest of their type.
-class SpreadOp : public OpKernel {
+class SumGradientsByRowOp : public OpKernel {
  public:
-  explicit SpreadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit SumGradientsByRowOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
     int dim;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim));
@@ -80,14 +81,10 @@ class SpreadOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor* size;
-    OP_REQUIRES_OK(ctx, ctx->input("num_rows", &size));
-    OP_REQUIRES(ctx, size->NumElements() == 1,
-                InvalidArgument("num_rows must be a scalar"));
-    const std::vector<TableShape> shapes = {
-        {size->flat<int32_t>()(0), dim_, type_}};
-    const int64_t rows = shapes[0].rows;
+    int32_t rows;
+    OP_REQUIRES_OK(ctx, ReadScalar(ctx, "num_rows", &rows));
     OP_REQUIRES(ctx, rows >= 0, InvalidArgument("num_rows < 0"));
+    const std::vector<TableShape> shapes = {{rows, dim_, type_}};
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
     std::vector<int> gradient_of(features.size());
@@ -189,28 +186,20 @@ class UpdateOp : public OpKernel {
     const Tensor* rates;
     TF_RETURN_IF_ERROR(ctx->input("rates", &rates));
     const int num_tables = rules_.size();
-    if (rates->NumElements() != num_tables) {
-      return InvalidArgument(rates->NumElements(), " rates for ", num_tables,
-                             " tables");
-    }
+    TF_RETURN_IF_ERROR(
+        CheckNumber(rates->NumElements(), "rates", num_tables, "tables"));
     const Tensor* decays;
     TF_RETURN_IF_ERROR(ctx->input("decays", &decays));
     const bool decaying = decays->NumElements() > 0;
-    if (decaying && decays->NumElements() != num_tables) {
-      return InvalidArgument(decays->NumElements(), " decays for ", num_tables,
-                             " tables");
+    if (decaying) {
+      TF_RETURN_IF_ERROR(
+          CheckNumber(decays->NumElements(), "decays", num_tables, "tables"));
     }
-    const Tensor* step;
-    TF_RETURN_IF_ERROR(ctx->input("step", &step));
-    if (step->NumElements() != 1) {
-      return InvalidArgument("step must be a scalar");
-    }
-    const uint64_t number = step->flat<int64_t>()(0);
-    const Tensor* mark;
-    TF_RETURN_IF_ERROR(ctx->input("mark", &mark));
-    if (mark->NumElements() != 1) {
-      return InvalidArgument("mark must be a scalar");
-    }
+    int64_t step;
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, "step", &step));
+    const uint64_t number = step;
+    uint8_t mark;
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, "mark", &mark));
     tables->resize(num_tables);
     shapes->resize(num_tables);
     size_t v = 0;
@@ -259,7 +248,7 @@ class UpdateOp : public OpKernel {
           return InvalidArgument("table ", t, ": its marks' shape differs");
         }
         table.marks = static_cast<uint8_t*>(variables.values()[v++]);
-        table.mark = mark->flat<uint8_t>()(0);
+        table.mark = mark;
       }
       table.dim = table_shape.dim;
       table.type = table_shape.type;
@@ -287,7 +276,8 @@ class UpdateOp : public OpKernel {
 
 }  // namespace
 
-TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedSumGradientsByRow")
+                  .Input("num_rows: int32"))
     .Input("gradients: M * float")
     .Output("rows: T")
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
@@ -327,7 +317,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_KERNEL("TfrsEmbedSpread", SpreadOp);
+TFRS_KERNEL("TfrsEmbedSumGradientsByRow", SumGradientsByRowOp);
 TFRS_KERNEL("TfrsEmbedUpdate", UpdateOp);
 
 }  // namespace tfrs_embed

@@ -27,7 +27,7 @@ def as_ragged(
     return ids, ids.with_values(bags.weights)
 
 
-class Matrix(NamedTuple):
+class SampleMatrix(NamedTuple):
     """Bags as a matrix with a row for each, as wide as the longest bag.
 
     If the longest bag isn't known when tracing, the width is rounded up to a
@@ -44,7 +44,7 @@ class Matrix(NamedTuple):
     mask: tf.Tensor
 
     @classmethod
-    def of(cls, bags: BaggedIds, samples: int | tf.Tensor) -> Matrix:
+    def of_bags(cls, bags: BaggedIds, samples: int | tf.Tensor) -> SampleMatrix:
         """Lays bags out in `samples` rows; those beyond the bags are empty."""
         ids, weights = as_ragged(bags, samples)
         there = ids.with_values(tf.ones_like(ids.values, tf.float32))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.ops.bags import bag_of_id, concat, num_rows
 
 
-class Joined:
+class FeatureValues:
     """Values of several features, concatenated, of one dtype and rank.
 
     One operation on all of them traces faster than one for each feature.
