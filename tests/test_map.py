@@ -63,7 +63,7 @@ def test_each_package_has_a_section():
 
 @pytest.mark.parametrize("package", sorted(MODULES))
 def test_each_module_of_a_package_has_tests(package):
-    assert sorted(_tests_of(package)) == MODULES[package]
+    assert {*_tests_of(package)} == {*MODULES[package]}
     assert all(_tests_of(package).values())
 
 
@@ -79,7 +79,7 @@ def test_each_helper_has_a_row():
     }
     tests = {name.removesuffix(".py") for name in TEST_FILES}
     named = [name for cell, _ in SECTIONS[HELPERS] for name in _code(cell)]
-    assert sorted(named) == sorted(modules - tests)
+    assert {*named} == modules - tests
 
 
 def _imported(path):
