@@ -18,6 +18,7 @@ from tfrs_embed.compat import private_tensorflow as _tensorflow
 from tfrs_embed.compat import version
 
 PACKAGE = pathlib.Path(tfrs_embed.__file__).parent
+TESTS = pathlib.Path(__file__).parent
 ROOM = PACKAGE / "compat" / "private_tensorflow.py"
 ROOM_OF_KERAS_3 = PACKAGE / "compat" / "private_keras_3.py"
 PRIVATE = ("tensorflow.python", "tensorflow.core", "tf_keras.src")
@@ -130,88 +131,16 @@ def test_a_tensorflow_that_lacks_something_is_named(monkeypatch):
     assert tf.__version__ in str(error.value)
 
 
-#: Prints what is another function in TensorFlow or a Keras, after the import
-#: and after a step of a layer and a `keras3.fit`.
-PATCHES = """
-import inspect
-import json
-import sys
-import tensorflow as tf
-KERAS = sys.argv[1]
-__import__(KERAS)
-
-def functions():
-    found = {}
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__name__", "")
-        if not name.startswith(("tensorflow.python.", f"{KERAS}.src.")):
-            continue
-        for key, value in list(vars(module).items()):
-            if inspect.isclass(value) and value.__module__ == name:
-                for attribute, function in vars(value).items():
-                    if inspect.isfunction(function):
-                        found[f"{name}.{key}.{attribute}"] = function
-            elif inspect.isfunction(value):
-                found[f"{name}.{key}"] = value
-    return found
-
-before, hooks = functions(), list(sys.meta_path)
-
-def changed():
-    now = functions()
-    return sorted(k for k, f in before.items() if now.get(k) is not f)
-
-import tfrs_embed
-# wrapt has the only one, which calls the library when a Keras is imported.
-added = [hook for hook in sys.meta_path if hook not in hooks]
-assert {type(hook).__module__ for hook in added} <= {"wrapt.importer"}
-imported = changed()
-if KERAS == "keras":
-    from tfrs_embed import keras3 as layers
-else:
-    layers = tfrs_embed
-layer = layers.PartialTPUEmbedding(
-    tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 100, 4)),
-    "sgd",
-    size_threshold=9,
+#: The paths that the page of gradients lists, and what they begin with.
+LISTED = re.findall(
+    r"^    ((context|tensorflow|tf_keras|keras)\.\S+)$", gradients.__doc__, re.M
 )
-layers.Embedding(10, 4)(tf.constant([1]))
-with tf.GradientTape() as tape:
-    loss = tf.reduce_sum(layer(tf.constant([1])))
-tape.gradient(loss, layer.trainable_variables)
-if KERAS == "keras":
-    import keras
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    data = tf.data.Dataset.from_tensors((tf.ones([2, 2]), tf.ones([2, 1])))
-    layers.fit(model, data, strategy, verbose=0)
-print("CHANGED", json.dumps([imported, changed()]))
-"""
-
-#: The functions of each Keras, and TensorFlow's, that are patched. `apply` of
-#: Keras 3's optimizers on TensorFlow is another class's there.
-PATCHED = {
-    "tf_keras": {"gradient", "get_scaled_loss", "_build_index_dict"},
-    "keras": {
-        "gradient",
-        "build",
-        "scale_loss",
-        "_all_reduce_sum_gradients",
-        "_maybe_symbolic_build",
-        "make_predict_function",
-        "reduce_values",
-        "scale_loss_for_distribution",
-        "unscale_loss_for_distribution",
-    },
-}
 
 
 @pytest.mark.parametrize("name", ["tf_keras", "keras"])
 def test_what_is_patched_is_what_the_page_of_gradients_lists(name):
     done = subprocess.run(
-        [sys.executable, "-c", PATCHES, name],
+        [sys.executable, TESTS / "changed_attributes.py", name],
         env={
             **os.environ,
             "PYTHONPATH": str(PACKAGE.parent),
@@ -223,9 +152,22 @@ def test_what_is_patched_is_what_the_page_of_gradients_lists(name):
     )
     found = done.stdout.partition("CHANGED ")[2]
     assert found, done.stderr[-3000:]
-    imported, made = json.loads(found)
-    assert imported == []
-    page = set(re.findall(r"`([\w.]+)`", gradients.__doc__))
-    patched = {each.rpartition(".")[2] for each in made}
-    assert patched - {each.rpartition(".")[2] for each in page} == set()
-    assert patched == PATCHED[name]
+    imported, trained, asked, registries = map(set, json.loads(found))
+    assert imported == set()
+    listed = {
+        path for path, of in LISTED if of in (name, "context", "tensorflow")
+    }
+    # Operations are registered where there are kernels.
+    assert registries <= listed
+    assert asked == listed - {path for path in listed if is_registry(path)}
+    # What only some programs ask for.
+    assert {path.rpartition(".")[2] for path in asked - trained} == {
+        "configure_coordination_service",
+        "make_function_context",
+    }
+    assert len([path for path, _ in LISTED if not is_registry(path)]) <= 9
+
+
+def is_registry(path):
+    last = path.rpartition(".")[2]
+    return last.isupper() or last.endswith(("_cache", "_registry"))

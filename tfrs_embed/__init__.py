@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfrs_embed import checkpoint, kernels, optimizers
-from tfrs_embed.compat import kerases, lazy, progress
+from tfrs_embed import checkpoint, kernels, layers, optimizers
+from tfrs_embed.compat import lazy, progress
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.configs import types
 from tfrs_embed.configs.dynamic_keys import (
@@ -142,4 +142,4 @@ lazy.import_later(
 )
 
 # A Keras loads a saved model's layers by their registered names.
-kerases.register_layers()
+layers.register_layers()

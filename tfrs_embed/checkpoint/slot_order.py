@@ -108,7 +108,8 @@ def _text(places: Any) -> str:
 def install(keras: Any) -> None:
     """Makes the new optimizers of a Keras save their variables' positions.
 
-    They also warn, when they are built, of settings that don't reach tables.
+    They also warn, when they are built, of settings that don't reach tables;
+    and those of Keras 3 sum repeated rows in gradients of tables.
     """
     own = keras.__name__ == kerases.TF_KERAS
     method = "_build_index_dict" if own else "build"
@@ -123,6 +124,11 @@ def install(keras: Any) -> None:
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
         build(self, var_list)
         unreached.warn(self, var_list)
+        if not own:
+            # It imports Keras 3.
+            from tfrs_embed.optimizers import repeated_rows
+
+            repeated_rows.sum_for(self, var_list)
         names = [getattr(each, _ATTRIBUTE, None) for each in var_list]
         places = {
             str(i): [name, var_list[i].shape.as_list()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextvars
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,11 +12,6 @@ import tensorflow as tf
 #: Options of a `tf.function` that is not copied into the graphs that call it:
 #: TensorFlow optimizes each copy, which may take seconds.
 NOT_INLINED = {"experimental_attributes": {"_noinline": True}}
-
-#: The `ServedTables` of the export that is being traced, or None.
-SERVED_TABLES: contextvars.ContextVar[Any] = contextvars.ContextVar(
-    "served_tables", default=None
-)
 
 
 class TracedOnce:

@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import tensorflow as tf
-import wrapt
 
 #: The packages' names.
 TF_KERAS = "tf_keras"
@@ -18,18 +17,10 @@ KERAS_3 = "keras"
 
 #: The names of both.
 NAMES = (TF_KERAS, KERAS_3)
-#: The modules with this library's layers.
-_LAYERS_OF_TF_KERAS = "tfrs_embed.layers.keras2"
-_LAYERS_OF_KERAS_3 = "tfrs_embed.layers.keras3"
-# The names of the layers in files, and their package there.
-_LAYERS = (
-    "All2AllDenseEmbedding",
-    "DistributedEmbedding",
-    "DynamicEmbedding",
-    "Embedding",
-    "PartialTPUEmbedding",
-)
+# The package of layers in files.
 _PACKAGE = "tfrs_embed"
+# What layers of Keras 3 import.
+_WITH_KERAS_3 = f"{__package__}.private_keras_3"
 
 
 def loaded() -> list[Any]:
@@ -64,22 +55,9 @@ def default() -> Any:
     It is Keras 3 in a program that has this library's layers of Keras 3 and not
     tf_keras, else tf_keras.
     """
-    if TF_KERAS not in sys.modules and _LAYERS_OF_KERAS_3 in sys.modules:
+    if TF_KERAS not in sys.modules and _WITH_KERAS_3 in sys.modules:
         return importlib.import_module(KERAS_3)
     return importlib.import_module(TF_KERAS)
-
-
-def register_layers() -> None:
-    """Makes each Keras find this library's layers in files, once imported.
-
-    Without the names of a file's layers tf_keras 2.21 ends in "'str' object is
-    not callable" (November 2026), and importing it here takes seconds of each
-    program. TensorFlow, too, needs wrapt.
-    """
-    wrapt.register_post_import_hook(
-        lambda _: importlib.import_module(_LAYERS_OF_TF_KERAS), TF_KERAS
-    )
-    wrapt.register_post_import_hook(_register_later, KERAS_3)
 
 
 def register(keras: Any) -> Any:
@@ -92,23 +70,6 @@ def register(keras: Any) -> Any:
         return made(layer)
 
     return decorate
-
-
-def _register_later(keras: Any) -> None:
-    """Registers classes that import the layers of Keras 3 when one is loaded.
-
-    TensorFlow imports Keras 3, and few of these programs have our layers of it.
-    """
-    if _LAYERS_OF_KERAS_3 in sys.modules:
-        return
-    for name in _LAYERS:
-
-        def from_config(config: Any, name: str = name) -> Any:
-            layers = importlib.import_module(_LAYERS_OF_KERAS_3)
-            return getattr(layers, name).from_config(config)
-
-        methods = {"from_config": staticmethod(from_config)}
-        register(keras)(type(name, (keras.layers.Layer,), methods))
 
 
 def is_initializer(value: Any) -> bool:

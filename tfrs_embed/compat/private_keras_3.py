@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,16 +20,6 @@ try:
     # `build`: as Keras traces a model whose parts it builds.
     from keras.src.backend.common.symbolic_scope import SymbolicScope
 
-    # Its optimizers expect unique rows in a gradient. Ids that are looked up
-    # twice, or on two replicas, give equal rows.
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
-
-    # `fit` fails before its first step under several workers.
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    # Losses are means over a replica's samples, divided by the replicas.
-    from keras.src.losses import loss as losses
-
     # What `fit` makes of its `class_weight`, before data is distributed.
     from keras.src.trainers.data_adapters import tf_dataset_adapter
 except ImportError as error:  # pragma: no cover
@@ -41,8 +31,9 @@ except ImportError as error:  # pragma: no cover
 _SCOPE = "stateless_scope"
 # Keras notes there that it traces for shapes, with placeholders.
 _TRACING = "symbolic_scope"
-_TABLE = "_tfrs_embed_is_table"
-# Of a thread: whether it runs `own_loop`, and the share of `weighted`.
+# Keras notes there which layer a program has called, itself or by others.
+_CALLED = "current_call_ctx"
+# Of a thread: the share of `weighted`.
 _local = threading.local()
 
 
@@ -68,125 +59,98 @@ def gives_value(weight: Any) -> bool:
     return scope is not None and scope.get_current_value(weight) is not None
 
 
-def mark_table(weight: Any) -> None:
-    """Makes Keras's optimizers sum a table's gradients by row."""
-    _add_rows_up()
-    for variable in (weight, weight.value):
-        setattr(variable, _TABLE, True)
+def replace_methods(owner: Any, methods: type) -> None:
+    """Gives one object a class's methods in place of its own; idempotent.
 
-
-@functools.cache
-def _add_rows_up() -> None:
-    apply = TFOptimizer.apply
-    reduce = TFOptimizer._all_reduce_sum_gradients
-
-    @functools.wraps(apply)
-    def apply_unique(
-        self: Any, grads: Any, trainable_variables: Any = None
-    ) -> Any:
-        # Before clipping by norm.
-        if trainable_variables is None:
-            variables = getattr(self, "_trainable_variables", None) or []
-        else:
-            trainable_variables = variables = list(trainable_variables)
-        if len(grads) == len(variables):  # Keras raises else.
-            grads = [
-                _unique(gradient, variable)
-                for gradient, variable in zip(grads, variables, strict=True)
-            ]
-            if self.loss_scale_factor is not None:
-                # Keras can't divide an IndexedSlices by the factor.
-                grads = [
-                    tf.convert_to_tensor(each)
-                    if isinstance(each, tf.IndexedSlices)
-                    else each
-                    for each in grads
-                ]
-        return apply(self, grads, trainable_variables)
-
-    @functools.wraps(reduce)
-    def reduce_and_add(self: Any, grads_and_vars: Any) -> Any:
-        strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync == 1:
-            return reduce(self, grads_and_vars)
-        return [
-            (_unique(gradient, variable), variable)
-            for gradient, variable in reduce(self, grads_and_vars)
-        ]
-
-    TFOptimizer.apply = apply_unique
-    TFOptimizer._all_reduce_sum_gradients = reduce_and_add
-
-
-def _unique(gradient: Any, variable: Any) -> Any:
-    """Returns a table's gradient with unique rows; others as they are."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    if not getattr(variable, _TABLE, False):
-        return gradient
-    rows, index = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(
-        gradient.values, index, tf.shape(rows)[0]
-    )
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+    The others of its class keep theirs. A method calls what it replaces by its
+    object's type. A copy of the object has the methods, too.
+    """
+    for name, method in vars(methods).items():
+        if isinstance(method, types.FunctionType):
+            getattr(owner, name)  # This Keras must have it.
+            vars(owner)[name] = types.MethodType(method, owner)
 
 
 @contextlib.contextmanager
-def own_loop() -> Iterator[None]:
+def own_loop(model: Any) -> Iterator[None]:
     """Runs Keras's `fit` and `evaluate` with functions that are set before."""
-    guard_loops()
+    replace_methods(model, _OwnLoop)
     # A callback of `fit` may evaluate.
-    before = getattr(_local, "own", False)
-    _local.own = True
+    before = _is_own(model)
+    vars(model)[_OWN] = True
     try:
         yield
     finally:
-        _local.own = before
+        vars(model)[_OWN] = before
 
 
-@functools.cache
-def guard_loops() -> None:
-    """Lets Keras's loops raise a clear error where Keras 3 can't train.
+_OWN = "_tfrs_embed_own_loop"
 
-    Before its first step Keras 3.12 to 3.15 reduces a batch to one that it
-    builds the model from. MultiWorkerMirroredStrategy reduces no dicts, and the
-    mean of a scalar metric, which each step takes, needs an axis there
-    (keras-team/keras#20585).
+
+def _is_own(model: Any) -> bool:
+    return bool(vars(model).get(_OWN, False))
+
+
+class _OwnLoop:
+    """Methods of a model that `own_loop` runs."""
+
+    def _maybe_symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        # Under several workers it fails: they reduce no dicts.
+        if not _is_own(self):
+            type(self)._maybe_symbolic_build(self, *args, **kwargs)
+
+    def _aggregate_additional_loss(self, loss: Any) -> Any:
+        scaled = type(self)._aggregate_additional_loss(self, loss)
+        return _weigh(scaled, _factor())
+
+
+class Reducing:
+    """The method of a strategy of several workers that Keras's loops call."""
+
+    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
+        try:
+            return type(self).reduce(self, reduce_op, value, axis)
+        except (TypeError, ValueError) as error:
+            # Keras reduces a batch so, to build a model of it.
+            if reduce_op == "MEAN" and isinstance(value, tuple):
+                raise NotImplementedError(f"A model: {_UNTRAINED}") from error
+            raise
+
+
+_UNTRAINED = (
+    "Keras 3 doesn't train under MultiWorkerMirroredStrategy. Call "
+    "tfrs_embed.keras3.fit(model, data, strategy) or "
+    "tfrs_embed.keras3.evaluate instead."
+)
+
+
+def refuse_loops() -> None:
+    """Raises an error in a loop of Keras's own that fails on several workers.
+
+    Before its first step Keras 3.12 to 3.15 reduces a batch, which fails for
+    dicts (see `Reducing`), and calls a model with placeholders. Then the mean
+    of a scalar metric, which each step takes, needs an axis under
+    MultiWorkerMirroredStrategy (keras-team/keras#20585). A layer that a model
+    calls may call this.
+
+    Raises:
+        NotImplementedError: `fit`, `evaluate`, or `predict` with
+            `steps_per_execution`, by which one worker raises, and the others
+            wait for it.
     """
-    build = TensorFlowTrainer._maybe_symbolic_build
-
-    @functools.wraps(build)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(_local, "own", False):
-            return
-        if _has_workers(self):
-            raise NotImplementedError(
-                f"Model '{self.name}': Keras 3 doesn't train under "
-                "MultiWorkerMirroredStrategy. Call tfrs_embed.keras3.fit(model,"
-                " data, strategy) or tfrs_embed.keras3.evaluate instead."
-            )
-        build(self, *args, **kwargs)
-
-    TensorFlowTrainer._maybe_symbolic_build = checked
-    make = TensorFlowTrainer.make_predict_function
-
-    @functools.wraps(make)
-    def of_one_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Otherwise one worker raises, and the others wait for it.
-        if _has_workers(self) and self.steps_per_execution > 1:
-            raise NotImplementedError(
-                f"Model '{self.name}': on several workers Keras 3 predicts "
-                "with steps_per_execution=1 only, and this model has "
-                f"{self.steps_per_execution}. Set model.steps_per_execution."
-            )
-        return make(self, *args, **kwargs)
-
-    TensorFlowTrainer.make_predict_function = of_one_step
-
-
-def _has_workers(model: Any) -> bool:
-    workers = tf.distribute.MultiWorkerMirroredStrategy
-    return isinstance(model.distribute_strategy, workers)
+    called = global_state.get_global_attribute(_CALLED)
+    model = getattr(called, "entry_layer", None)
+    if not isinstance(model, keras.Model) or _is_own(model):
+        return
+    if traces_shapes():
+        if model.compiled:
+            raise NotImplementedError(f"Model '{model.name}': {_UNTRAINED}")
+    elif model.steps_per_execution > 1 and not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"Model '{model.name}': on several workers Keras 3 predicts "
+            "with steps_per_execution=1 only, and this model has "
+            f"{model.steps_per_execution}. Set model.steps_per_execution."
+        )
 
 
 def build(
@@ -223,14 +187,10 @@ def build(
 
 @contextlib.contextmanager
 def weighted(share: tf.Tensor) -> Iterator[None]:
-    """Weights a replica's mean losses with its share of the batch's samples.
+    """Weights the losses of `weigh_losses` with a replica's share of a batch.
 
-    Keras divides them by the number of replicas, which is wrong for a batch
-    that replicas can't share evenly; and it divides no loss that a function
-    returns as a scalar, which would count once for each replica. `share` is a
-    float32 scalar from 0 to 1.
+    `share` is a float32 scalar from 0 to 1.
     """
-    _weigh_losses()
     _local.share = share
     try:
         yield
@@ -238,43 +198,69 @@ def weighted(share: tf.Tensor) -> Iterator[None]:
         _local.share = None
 
 
-def _local_share() -> Any:
+def weigh_losses(model: Any) -> None:
+    """Makes a built model's losses those of all replicas' samples.
+
+    Keras divides means over a replica's samples by the number of replicas,
+    which is wrong for a batch that they can't share evenly; and it divides no
+    loss that a function returns as a scalar, which would count once for each
+    replica. These are the losses that the model is compiled with, and those
+    that are attributes of it and its layers; outside of `weighted` they are as
+    before.
+    """
+    compiled = model._compile_loss  # A loss too, the sum of the others.
+    losses = [v for e in model._flatten_layers() for v in vars(e).values()]
+    trackers = [model._loss_tracker]
+    if compiled is not None:
+        losses += [loss for _, loss, *_ in compiled._flat_losses]
+        trackers += compiled.metrics
+    for loss in losses:
+        if isinstance(loss, keras.losses.Loss) and loss is not compiled:
+            replace_methods(loss, _Weighted)
+    for tracker in trackers:
+        replace_methods(tracker, _Unweighted)
+
+
+class _Weighted:
+    """The method of a loss that weights it."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        losses = type(self).call(self, *args, **kwargs)
+        if self.reduction in (None, "none", "sum"):
+            return losses
+        scalar = losses.shape.rank == 0
+        scaled = _weigh(losses, _share() if scalar else _factor())
+        mask = getattr(losses, "_keras_mask", None)
+        if mask is not None:
+            scaled._keras_mask = mask
+        return scaled
+
+
+class _Unweighted:
+    """The method of a loss's metric, which multiplies by the replicas."""
+
+    def update_state(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        factor = _factor()
+        if factor is not None:
+            value = tf.math.divide_no_nan(value, tf.cast(factor, value.dtype))
+        return type(self).update_state(self, value, *args, **kwargs)
+
+
+def _share() -> Any:
     return getattr(_local, "share", None)
 
 
-@functools.cache
-def _weigh_losses() -> None:
-    def by_share(original: Any, operation: Any) -> Any:
-        @functools.wraps(original)
-        def scaled(value: Any) -> Any:
-            share = _local_share()
-            if share is None:
-                return original(value)
-            return operation(value, tf.cast(share, value.dtype))
+def _factor() -> Any:
+    """What Keras's own weight, one by the replicas, is to be multiplied by."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return None if _share() is None else _share() * float(replicas)
 
-        return scaled
 
-    losses.scale_loss_for_distribution = by_share(
-        losses.scale_loss_for_distribution, tf.math.multiply_no_nan
-    )
-    losses.unscale_loss_for_distribution = by_share(
-        losses.unscale_loss_for_distribution, tf.math.divide_no_nan
-    )
-    reduce = losses.reduce_values
-
-    @functools.wraps(reduce)
-    def scaling_scalars(
-        values: Any,
-        sample_weight: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-    ) -> Any:
-        loss = reduce(values, sample_weight, reduction)
-        scales = reduction not in (None, "none", "sum")
-        if not scales or values.shape.rank or _local_share() is None:
-            return loss
-        return losses.scale_loss_for_distribution(loss)
-
-    losses.reduce_values = scaling_scalars
+def _weigh(loss: Any, factor: Any) -> Any:
+    if factor is None:
+        return loss
+    # Of no samples, a loss may be NaN.
+    return tf.math.multiply_no_nan(loss, tf.cast(factor, loss.dtype))
 
 
 def with_class_weights(

@@ -26,43 +26,75 @@ The mechanism:
 8. `custom_gradients` lets custom gradients end with their graph, and so the
    tables with their model.
 
-The library patches these parts of TensorFlow and Keras for the whole process,
-but not at `import tfrs_embed`:
+What the library changes in TensorFlow and Keras for the whole process follows.
+Importing it changes none of these; what is changed stays so until the process
+ends. `tests/test_private_api.py` compares the list with all attributes of
+and of both Keras versions, that training changes. The names hold for TensorFlow
+2.16 to 2.21, tf_keras of these versions and Keras 3.12 to 3.15.
 
-`tf.GradientTape.gradient` (`passes.install`)
-    When a layer with tables is made; every tape then pays for one Python call.
-    Without it, saliency maps and fine-tuning would train tables. No public way:
-    backward functions are not told sources, and `tape.watched_variables()` has
-    more than the sources.
-optimizers of Keras
-    `get_scaled_loss` and `scale_loss` (`loss_scale`), `_build_index_dict` and
-    `build` (`checkpoint.slot_order`); of Keras 3 also `apply` and
-    `_all_reduce_sum_gradients` (`compat.private_keras_3`). When a layer of this
-    Keras is made; gradients and slots of other variables don't change. Without
-    it, updates would be too large by the loss scale, slots would be restored
-    into another variable, and of two gradients of an id in a batch one would be
-    lost. No public way: Keras tells layers and variables none of these.
-loops of Keras 3 (`compat.private_keras_3`)
-    `_maybe_symbolic_build` and `make_predict_function`, when a layer is made or
-    `keras3.fit` runs. Without it, Keras's own `fit` on several workers would
-    fail with an error that says nothing about the cause.
-losses of Keras 3 (`compat.private_keras_3`)
-    `scale_loss_for_distribution`, `unscale_loss_for_distribution` and
-    `reduce_values`, at the first step of `keras3.fit`; other loops compute as
-    before. Without it, samples of a small last batch, and losses that are
-    scalars, would count more than others. No public way: Keras scales losses
-    by a function of its own.
-`make_function_context` (`sparsecore.pipelining`)
-    When a pipelined table is on SparseCores; functions that loops call are
-    traced anew. Without it, a function that was traced outside of the loop
-    would defer no updates. No public way: a `tf.function` can't say that its
-    trace depends on the loop.
+Updates and tapes (`passes.install`): when a layer with tables is made. Every
+tape pays for one Python call. Without it saliency maps and fine-tuning would
+train tables. No public way: backward functions are not told sources, and
+`tape.watched_variables()` has more than the sources.
+    tensorflow.python.eager.backprop.GradientTape.gradient
 
-The library changes these single objects: `custom_gradients` replaces
-`get_operations` of graphs that have a lookup, and moves its own entries of
-TensorFlow's gradient registry; `sparsecore.pipelining` watches a loop's graph
-for the loop's end; `checkpoint.saver` gives tables' variables a
-`_trackable_children` of their own. In programs that use them, `testing`
-replaces TensorFlow's operations of TPUs, and `tpu_check` replaces the calls of
-functions.
+Loss scales (`loss_scale.install`): when a layer of this Keras is made, for each
+optimizer that scales a loss; the value is the same. Without it tables' updates
+would be too large by the scale. No public way: Keras tells layers nothing, and
+optimizers are made, and scale a first loss, before they know variables.
+    keras.src.optimizers.base_optimizer.BaseOptimizer.scale_loss
+    keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer.scale_loss
+    tf_keras.src.mixed_precision.loss_scale_optimizer.LossScaleOptimizer.get_scaled_loss
+    tf_keras.src.mixed_precision.loss_scale_optimizer.LossScaleOptimizerV3.get_scaled_loss
+
+Built optimizers (`checkpoint.slot_order.install`): when a layer of this Keras
+is made; others' optimizers pay for a look at their variables. Without it slots
+would be restored into another variable; clipping that tables lack would be
+silent; and of two gradients of an id in a batch Keras 3 would lose one. No
+public way: Keras tells variables nothing of optimizers.
+    keras.src.optimizers.base_optimizer.BaseOptimizer.build
+    tf_keras.src.optimizers.optimizer._BaseOptimizer._build_index_dict
+
+Pipelined loops (`sparsecore.pipelining`): when a pipelined table is on
+SparseCores; functions that loops call are traced anew. Without it a function
+that was traced outside of the loop would defer no updates. No public way: a
+`tf.function` can't say that its trace depends on the loop.
+    tensorflow.python.eager.polymorphic_function.function_context.make_function_context
+
+Heartbeats (`distribution.heartbeats`): by `set_heartbeat_timeout`; it is an
+attribute of the context, which strategies are made with. Without it the time is
+TensorFlow's. No public way: strategies take no such argument.
+    context.configure_coordination_service
+
+Registries of TensorFlow and Keras that have entries of this library. They
+concern its own classes and operations alone. The resolver and the saver's
+predicate are asked about all, and answer by a rank or an attribute.
+    keras.src.saving.object_registration.GLOBAL_CUSTOM_NAMES
+    keras.src.saving.object_registration.GLOBAL_CUSTOM_OBJECTS
+    tensorflow.python.framework.auto_control_deps._acd_resource_resolvers_registry
+    tensorflow.python.framework.ops._gradient_registry
+    tensorflow.python.framework.ops.gradient_registry
+    tensorflow.python.framework.tensor_conversion_registry._tensor_conversion_func_cache
+    tensorflow.python.framework.tensor_conversion_registry._tensor_conversion_func_registry
+    tensorflow.python.util.dispatch._TYPE_BASED_DISPATCH_SIGNATURES
+    tensorflow.python.util.tf_export._NAME_TO_SYMBOL_MAPPING
+    tf_keras.src.saving.object_registration._GLOBAL_CUSTOM_NAMES
+    tf_keras.src.saving.object_registration._GLOBAL_CUSTOM_OBJECTS
+
+Not attributes: `checkpoint.saver` registers a saver of tables;
+`kernels/cc` registers operations, and five graph passes, which change only
+graphs that have these; `layers` registers its layers when a Keras is imported;
+`distribution.survivors` runs as a worker ends.
+
+These objects of a program are changed, and no others of their classes. By
+layers: a graph with a lookup (`get_operations`, `custom_gradients`), which has
+its gradients in TensorFlow's registry while it lives; tables' variables
+(`_trackable_children`, `checkpoint.saver`); an optimizer of Keras 3 that trains
+a small table (two methods, `optimizers.repeated_rows`); a strategy of several
+workers in whose scope a layer of Keras 3 is made (`reduce`, which says more of
+an error); a loop with a pipelined table (`sparsecore.pipelining`). By
+`keras3.fit`: the model, its losses and their metrics
+(`compat.private_keras_3`), which compute as before in any other loop. `testing`
+replaces TensorFlow's operations of TPUs, and `tpu_check` the calls of
+functions, in programs that use them.
 """

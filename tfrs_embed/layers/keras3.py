@@ -38,13 +38,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_graphs
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.private_keras_3 import (
+    Reducing,
     creating_variables,
     gives_value,
-    guard_loops,
-    mark_table,
+    refuse_loops,
+    replace_methods,
     traces_shapes,
 )
 from tfrs_embed.compat.strategies import is_tpu
@@ -58,6 +60,7 @@ from tfrs_embed.layers import (
     partial_tpu_embedding,
 )
 from tfrs_embed.layers.keras3_loops import evaluate, fit
+from tfrs_embed.optimizers import repeated_rows
 from tfrs_embed.storage.composite import CompositeVariable
 
 __all__ = [
@@ -95,6 +98,9 @@ def _name_of(table: str) -> str:
     return ">".join(in_graphs(part) for part in parts)
 
 
+_WORKERS = tf.distribute.MultiWorkerMirroredStrategy
+
+
 class _Layer(keras.layers.Layer):
     """A Keras 3 layer that is given ids, and gets tensors unconverted."""
 
@@ -111,6 +117,8 @@ class _Layer(keras.layers.Layer):
         self.supports_jit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tf.distribute.get_strategy(), _WORKERS):
+            refuse_loops()
         args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
         return super().__call__(*args, **kwargs)
 
@@ -271,8 +279,8 @@ def _is_symbolic(value: Any) -> bool:
 def _check_strategy(kind: str, name: str | None) -> None:
     """Raises under a strategy that Keras 3 can't train with."""
     strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        guard_loops()
+    if isinstance(strategy, _WORKERS):
+        replace_methods(strategy, Reducing)
     elif is_tpu(strategy):
         raise NotImplementedError(
             f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train "
@@ -296,7 +304,8 @@ class Embedding(embedding.Embedding, _Layer):
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         table = super()._add_variable(name, **kwargs)
-        mark_table(table)
+        slot_order.install(keras)
+        repeated_rows.mark(table)
         return table
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

@@ -316,12 +316,13 @@ def _loop(model: Any, data: Any, strategy: Any) -> Iterator[None]:
         lambda each: getattr(each, "_value_specs", (each,))[0],
         data.element_spec,
     )
-    private_keras_3.build(model, spec, strategy, sparse_rows.decode)
     if not isinstance(model.train_function, _Steps):
         model.train_function = _Steps(model, strategy, model.train_step)
     if not isinstance(model.test_function, _Steps):
         model.test_function = _Steps(model, strategy, model.test_step)
-    with private_keras_3.own_loop():
+    with private_keras_3.own_loop(model):
+        private_keras_3.build(model, spec, strategy, sparse_rows.decode)
+        private_keras_3.weigh_losses(model)
         yield
 
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfrs_embed.compat import kerases, strategies
 from tfrs_embed.compat.arguments import flag
-from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import FeatureSpec
@@ -19,6 +18,7 @@ from tfrs_embed.engines.engine import FixedBatches, JointEngine
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
+from tfrs_embed.ops.backend import SERVED_TABLES
 from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.embedding_lookup import lookup_table
 from tfrs_embed.ops.input_shapes import InputShape

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextvars
+from typing import Any
+
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.strategies import in_xla, refuse_in_xla
 from tfrs_embed.ops.compiled import Compiled, Portable
 from tfrs_embed.ops.stock import Stock
+
+#: What layers and retrieval look ids up in while an export is traced, or None.
+SERVED_TABLES: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "served_tables", default=None
+)
 
 _STOCK = Stock()
 

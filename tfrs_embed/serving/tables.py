@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, SCALE, Saved, VariableRows
-from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
 )
 from tfrs_embed.ops import backend
+from tfrs_embed.ops.backend import SERVED_TABLES
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import combine
 from tfrs_embed.ops.stored_table import StoredTable, stored_width

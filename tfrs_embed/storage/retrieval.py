@@ -17,10 +17,10 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import Rows, VariableRows
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import integer
-from tfrs_embed.compat.graphs import SERVED_TABLES
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.ops import top_k as ops
+from tfrs_embed.ops.backend import SERVED_TABLES
 from tfrs_embed.ops.bags import concat
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.key_inputs import as_int64
