@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.stored import (
-    Piece,
+    StoredPiece,
     damaged,
     masked_crc32c,
     most_bytes,
@@ -61,7 +61,7 @@ class Index:
             self._data = file.read()
         self.shapes: dict[str, list[int]] = {}
         self.dtypes: dict[str, tf.DType] = {}
-        self.pieces: dict[str, list[Piece]] = {}
+        self.pieces: dict[str, list[StoredPiece]] = {}
         try:
             self._find_tensors(dict(self._entries()))
         except tf.errors.DataLossError:
@@ -77,7 +77,7 @@ class Index:
             raise self._damaged("a big-endian machine wrote it")
         protos: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
         # Each tensor's slices, in the order of their keys.
-        slices: dict[str, list[Piece]] = {}
+        slices: dict[str, list[StoredPiece]] = {}
         for key, value in entries.items():
             proto = tensor_bundle_pb2.BundleEntryProto.FromString(value)
             is_slice = key.startswith(b"\0")
@@ -86,7 +86,7 @@ class Index:
             dtype = tf.as_dtype(proto.dtype)
             if not proto.slices:
                 self._check_size(name, proto, dtype)
-            piece = Piece(
+            piece = StoredPiece(
                 name=name,
                 file=f"{self._prefix}.data-{proto.shard_id:05d}-of-"
                 f"{header.num_shards:05d}",
@@ -213,7 +213,7 @@ class Index:
         return damaged(f"'{self._path}' is damaged: {why}")
 
 
-def check_lengths(piece: Piece) -> None:
+def check_lengths(piece: StoredPiece) -> None:
     """Checks the lengths of a piece's strings or variants, before it is read.
 
     TensorFlow allocates any length that is there, and crashes. It also makes
@@ -240,7 +240,7 @@ def check_lengths(piece: Piece) -> None:
         )
 
 
-def _strings_end(file: Any, piece: Piece) -> float:
+def _strings_end(file: Any, piece: StoredPiece) -> float:
     """Returns the size of strings as their lengths say; -1: they are cut off.
 
     All lengths are at the beginning; then a checksum, and all strings.
@@ -263,7 +263,7 @@ def _strings_end(file: Any, piece: Piece) -> float:
     return head + 4 + strings
 
 
-def _are_variants(file: Any, piece: Piece) -> bool:
+def _are_variants(file: Any, piece: StoredPiece) -> bool:
     """Whether a piece is of variants, each with its length and a checksum."""
     end, most = 0, most_bytes(piece.size)
     for _ in range(math.prod(piece.shape)):

@@ -25,7 +25,7 @@ _MOST_TIMES = 20
 
 
 @dataclasses.dataclass(eq=False)
-class Piece:
+class StoredPiece:
     """A tensor, or a slice of it, in a data file.
 
     The first read verifies the checksum. That of a large piece, whose rows are
@@ -103,7 +103,7 @@ class Piece:
 
 
 def read_rows(
-    pieces: Sequence[Piece], shape: Sequence[int], start: int, size: int
+    pieces: Sequence[StoredPiece], shape: Sequence[int], start: int, size: int
 ) -> np.ndarray:
     """Returns `size` rows from `start` on of a tensor with these `pieces`.
 

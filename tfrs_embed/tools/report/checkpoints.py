@@ -27,7 +27,7 @@ _COLUMNS = {
 }
 
 
-def checkpoints(paths: Sequence[str]) -> page.Part:
+def checkpoints(paths: Sequence[str]) -> page.PagePart:
     """Reads checkpoints of one run, or an exported model.
 
     Args:
@@ -85,7 +85,7 @@ def checkpoints(paths: Sequence[str]) -> page.Part:
     }
     has_slots = any(t["untouched_share"] is not None for t in measured.values())
     notes = [*([_UNTOUCHED] if has_slots else []), *last.notes]
-    return page.Part(_kind(last), last.path, facts, made, notes)
+    return page.PagePart(_kind(last), last.path, facts, made, notes)
 
 
 def _step(contents: Contents) -> int | None:

@@ -20,7 +20,7 @@ _TABLES = {
 }
 
 
-def limits(path: str, text: bytes) -> page.Part:
+def limits(path: str, text: bytes) -> page.PagePart:
     """Returns the part of the limits report at `path`, given its JSON.
 
     Raises:
@@ -49,4 +49,4 @@ def limits(path: str, text: bytes) -> page.Part:
         *page.sections("stack", stacks, _STACKS),
         *page.sections("table", tables, _TABLES),
     ]
-    return page.Part("Limits", path, facts, made, exceeded)
+    return page.PagePart("Limits", path, facts, made, exceeded)

@@ -38,7 +38,7 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PagePart:
     """The part of a page about one source.
 
     Attributes:
@@ -162,7 +162,7 @@ def _shown(value: Any) -> Any:
     return printable(value) if is_text else value
 
 
-def render(parts: Iterable[Part]) -> str:
+def render(parts: Iterable[PagePart]) -> str:
     """Returns the page's HTML."""
     import jinja2
 

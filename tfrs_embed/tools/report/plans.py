@@ -9,11 +9,11 @@ from tfrs_embed.configs.plan import (
     reported_records,
     summary,
 )
-from tfrs_embed.tools.report.page import Part, table
+from tfrs_embed.tools.report.page import PagePart, table
 from tfrs_embed.tools.report.pictures import bars
 
 
-def plan(path: str, text: bytes) -> Part:
+def plan(path: str, text: bytes) -> PagePart:
     """Returns the part of the plan at `path`, given its JSON.
 
     Raises:
@@ -58,6 +58,6 @@ def plan(path: str, text: bytes) -> Part:
         table(titles[kind], kind, records, pictures.get(kind, ()))
         for kind, records in reported_records(read).items()
     ]
-    return Part(
+    return PagePart(
         "Plan", path, facts, sections, [f"{line}." for line in summary(read)]
     )

@@ -13,7 +13,7 @@ from tfrs_embed.tools.conversion import exported
 from tfrs_embed.tools.conversion import paths as paths_lib
 from tfrs_embed.tools.report import limits, plans, statistics_log
 from tfrs_embed.tools.report.checkpoints import checkpoints
-from tfrs_embed.tools.report.page import Part
+from tfrs_embed.tools.report.page import PagePart
 
 _KINDS = (
     "A report needs a checkpoint, a folder of some, a SavedModel of "
@@ -22,7 +22,7 @@ _KINDS = (
 )
 
 
-def read(paths: Sequence[str]) -> list[Part]:
+def read(paths: Sequence[str]) -> list[PagePart]:
     """Returns the parts about some paths; the last one is of all checkpoints.
 
     Raises:
@@ -30,7 +30,7 @@ def read(paths: Sequence[str]) -> list[Part]:
         OSError: a file can't be read.
         tf.errors.OpError: a checkpoint is damaged.
     """
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     run: list[str] = []
     try:
         for given in paths:
@@ -51,7 +51,7 @@ def read(paths: Sequence[str]) -> list[Part]:
         raise ValueError(f"{error} {_KINDS}") from None
 
 
-def _json(path: str) -> Part:
+def _json(path: str) -> PagePart:
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             text = file.read()

@@ -41,7 +41,7 @@ def is_log(path: str) -> bool:
     return here.name.startswith(FILE) or any(here.glob(f"{FILE}*"))
 
 
-def statistics_log(path: str) -> page.Part:
+def statistics_log(path: str) -> page.PagePart:
     """Returns the part of a log, given its folder or file.
 
     Raises:
@@ -59,7 +59,7 @@ def statistics_log(path: str) -> page.Part:
         ) from None
 
 
-def _part(folder: str) -> page.Part:
+def _part(folder: str) -> page.PagePart:
     workers = read_workers(folder)
     tables: _Records = {}
     replicas: _Records = {}
@@ -90,4 +90,4 @@ def _part(folder: str) -> page.Part:
         *page.sections("replica", replicas, _REPLICAS, "step"),
         *page.sections("layer", layers, _LAYERS, "step"),
     ]
-    return page.Part("Statistics", folder, facts, made)
+    return page.PagePart("Statistics", folder, facts, made)

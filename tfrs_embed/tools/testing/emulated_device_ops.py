@@ -25,7 +25,7 @@ from tfrs_embed.optimizers.rules import (
     UpdateRule,
 )
 from tfrs_embed.sparsecore import device, pipelining
-from tfrs_embed.tools.testing.deferred_update import DeferredUpdate, Update
+from tfrs_embed.tools.testing.deferred_update import DeferredUpdate, StackUpdate
 from tfrs_embed.tools.testing.emulated_merge import merge
 
 _Tables = dict[str, tf.Tensor]
@@ -123,7 +123,7 @@ def _update(rule: type[UpdateRule], embedding: Any, **op: Any) -> Any:
                 device.Entries(*joined),
                 tf.concat([each.gradients for each in calls], 0),
             )
-        change = Update(rows, sums, op["learning_rate"])
+        change = StackUpdate(rows, sums, op["learning_rate"])
         if late:
             stack = op["table_name"]
             deferred = _deferred(embedding, stack, change)
@@ -170,7 +170,10 @@ def _decode(
 
 
 def _apply(
-    strategy: Any, rule: UpdateRule, change: Update, shards: Sequence[_Tables]
+    strategy: Any,
+    rule: UpdateRule,
+    change: StackUpdate,
+    shards: Sequence[_Tables],
 ) -> list[_Tables]:
     """Returns each chip's tables after an update, made on its device."""
     updated = []
@@ -205,7 +208,9 @@ _all_deferred: weakref.WeakKeyDictionary[Any, dict[str, DeferredUpdate]] = (
 )
 
 
-def _deferred(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
+def _deferred(
+    embedding: Any, stack: str, change: StackUpdate
+) -> DeferredUpdate:
     stacks = _all_deferred.setdefault(embedding, {})
     if stack not in stacks:
         with tf.init_scope():

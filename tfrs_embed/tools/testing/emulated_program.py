@@ -25,7 +25,7 @@ _COMPILED_FOR = "XLA_CPU_JIT"
 _LEFT_TO_HOSTS = frozenset({"Bincount", "DenseBincount"})
 
 
-class Replicas:
+class ProgramReplicas:
     """The operations that the replicas of one call of strategy.run build."""
 
     def __init__(self, graph: Any) -> None:

@@ -27,7 +27,7 @@ from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.tools.testing import emulated_tensorflow
 from tfrs_embed.tools.testing.emulated_program import (
-    Replicas,
+    ProgramReplicas,
     require_reducible,
 )
 
@@ -145,15 +145,15 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         )
         self._topology = topology
         #: The replicas being built by nested calls of `run`.
-        self._building: list[Replicas] = []
+        self._building: list[ProgramReplicas] = []
         self._tpu_devices = np.array([[d] for d in self._devices], object)
         self._host_device = device_util.get_host_for_device(self._devices[0])
         self._require_static_shapes = True
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[Replicas]:
+    def building(self) -> Iterator[ProgramReplicas]:
         """Collects the operations that the replicas of a call of `run` make."""
-        self._building.append(Replicas(tf.compat.v1.get_default_graph()))
+        self._building.append(ProgramReplicas(tf.compat.v1.get_default_graph()))
         try:
             yield self._building[-1]
         finally:
