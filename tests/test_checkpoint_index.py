@@ -433,7 +433,7 @@ def test_tensors_of_variants_are_not_larger_than_their_bytes(nested, tmp_path):
     text = proto.SerializeToString()
     data = number(len(text)) + text + bytes(4)
     (tmp_path / "data").write_bytes(data)
-    piece = stored.Piece(
+    piece = stored.StoredPiece(
         name="v",
         file=str(tmp_path / "data"),
         offset=0,

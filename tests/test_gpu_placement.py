@@ -182,7 +182,7 @@ def test_steps(strategy, name):
     if name == KEYS:
         of_keys = [op for op in found.on_host if "KeyTables" in op]
         assert sorted(op.partition("Tables")[2] for op in of_keys) == [
-            *("Commit", "Plan", "Publish"),
+            *("Commit", "Publish", "Reserve"),
         ]
         # The keys and the step's number; for each table a number of rows.
         assert len(found.down) == 2 + 3

@@ -105,12 +105,14 @@ class CollectiveEngine(Engine, JointEngine):
             )
             self._moments.add(shard.store)
         steps = [shard.step for shard in self._shards]
-        self._step = CompositeStep(steps, self._strategy)
+        step = CompositeStep(steps, self._strategy)
         stores = [shard.store for shard in self._shards]
         for state in self.states.values():
-            if not self._expose_keys(state, stores):
+            if not self._expose_keys(state, stores, step):
                 self._fill(state.spec)
                 self._expose(state)
+        # The tables are there: another call of build does nothing.
+        self._step = step
         self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):

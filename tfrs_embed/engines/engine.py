@@ -80,15 +80,18 @@ class Engine(abc.ABC):
             RuntimeError: other workers build other tables.
         """
 
-    def _expose_keys(self, state: TableState, stores: Sequence[Any]) -> bool:
+    def _expose_keys(
+        self, state: TableState, stores: Sequence[Any], step: Any
+    ) -> bool:
         """Adds its keys' variables to a table's state; False: it has no keys.
 
-        `stores` are those of this process.
+        `stores` are the stores of this process, `step` is the number of
+        updates made.
         """
         if state.spec.keys is None:
             return False
         dynamic: Any = state
-        dynamic.expose(stores, self.step)
+        dynamic.expose(stores, step)
         return True
 
     def _follow_step(self) -> None:

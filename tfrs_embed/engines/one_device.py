@@ -45,7 +45,7 @@ class OneDeviceEngine(Engine):
         assert self._moments is not None
         self._moments.add(store)
         for name, state in self.states.items():
-            if self._expose_keys(state, [store]):
+            if self._expose_keys(state, [store], self.step):
                 continue
             whole = Part(range(state.spec.vocabulary_size))
             state.hold([(whole, store)])
