@@ -86,15 +86,19 @@ Not attributes: `checkpoint.saver` registers a saver of tables;
 graphs that have these; `layers` registers its layers when a Keras is imported;
 `distribution.survivors` runs as a worker ends.
 
-These objects of a program are changed, and no others of their classes. By
-layers: a graph with a lookup (`get_operations`, `custom_gradients`), which has
-its gradients in TensorFlow's registry while it lives; tables' variables
-(`_trackable_children`, `checkpoint.saver`); an optimizer of Keras 3 that trains
-a small table (two methods, `optimizers.repeated_rows`); a strategy of several
-workers in whose scope a layer of Keras 3 is made (`reduce`, which says more of
-an error); a loop with a pipelined table (`sparsecore.pipelining`). By
-`keras3.fit`: the model, its losses and their metrics
-(`compat.private_keras_3`), which compute as before in any other loop. `testing`
-replaces TensorFlow's operations of TPUs, and `tpu_check` the calls of
+These objects of a program are changed, and no others of their classes:
+
+- a graph with a lookup: `get_operations`, by `custom_gradients`, which keeps
+  its gradients in TensorFlow's registry while it lives;
+- tables' variables: `_trackable_children`, by `checkpoint.saver`;
+- an optimizer of Keras 3 that trains a small table: two methods, by
+  `optimizers.repeated_rows`;
+- the strategy of several workers in whose scope a layer of Keras 3 is made:
+  `reduce`, which says more of an error;
+- a loop with a pipelined table, by `sparsecore.pipelining`;
+- a model that `keras3.fit` trains, its losses and their metrics, by
+  `compat.private_keras_3`: in any other loop they compute as before.
+
+`testing` replaces TensorFlow's operations of TPUs, and `tpu_check` the calls of
 functions, in programs that use them.
 """

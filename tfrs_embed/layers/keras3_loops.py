@@ -58,7 +58,9 @@ def fit(
     """Trains a model of Keras 3 on the replicas of a strategy.
 
     Weights, losses and metrics are those of one device that trains on the same
-    batches, up to rounding, also if the last batch is smaller. All workers of
+    batches, up to rounding, also if the last batch is smaller; for losses that
+    the model is compiled with, or that it or a layer has as attributes. Others
+    count each replica's part alike. All workers of
     a `MultiWorkerMirroredStrategy` call it together, with equal arguments, and
     return equal histories. `steps_per_execution` is that of `compile`.
 
