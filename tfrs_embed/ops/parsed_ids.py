@@ -276,7 +276,7 @@ def _as_sequences(
     static = parsed.static_shape + tf.TensorShape([length])
     shape = tf.stack([rows, length])
     require_output_shape(feature, checks, shape, static, wanted)
-    kept = tf.where(column < length)[:, 0]
+    kept = tf.where(tf.less(column, length))[:, 0]
     return ParsedIds(
         feature,
         tf.gather(parsed.ids, kept),
