@@ -84,7 +84,7 @@ predicate are asked about all, and answer by a rank or an attribute.
 Not attributes: `checkpoint.saver` registers a saver of tables;
 `kernels/cc` registers operations, and five graph passes, which change only
 graphs that have these; `layers` registers its layers when a Keras is imported;
-`distribution.survivors` runs as a worker ends.
+`distribution.dead_workers` runs as a worker ends.
 
 These objects of a program are changed, and no others of their classes:
 
