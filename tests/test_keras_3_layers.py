@@ -436,3 +436,29 @@ def test_arrays_beside_tensors_are_ids():
         "short": np.ones(BATCH * STEPS, np.float32),
     }
     assert_close(layer(mixed, weights=weights), expected)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_row_that_a_batch_has_twice_gets_the_sum_of_its_gradients(
+    kind, scaled
+):
+    options = {"loss_scale_factor": 8.0} if scaled else {}
+    optimizer = getattr(keras.optimizers, kind)(0.1, clipnorm=5.0, **options)
+    layer = layers.Embedding(6, 2, embeddings_initializer="ones")
+    layer.build(None)
+    optimizer.build(layer.trainable_variables)
+    dense = keras.Variable(np.ones([6, 2], "float32"))
+    expected = getattr(keras.optimizers, kind)(0.1, clipnorm=5.0)
+    expected.build([dense])
+    ids = tf.constant([1, 1, 2, 1])
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(layer(ids) ** 3))
+        optimizer.apply(tape.gradient(loss, layer.trainable_variables))
+        with tf.GradientTape() as tape:
+            rows = tf.matmul(tf.one_hot(ids, 6), dense.value)
+            loss = tf.reduce_sum(rows**3)
+        expected.apply([tape.gradient(loss, dense.value)])
+    np.testing.assert_allclose(layer.embeddings, dense, rtol=1e-5)
+    assert np.abs(np.array(dense)[1] - 1.0).min() > 0.05
