@@ -63,7 +63,8 @@ def replace_methods(owner: Any, methods: type) -> None:
     """Gives one object a class's methods in place of its own; idempotent.
 
     The others of its class keep theirs. A method calls what it replaces by its
-    object's type. A copy of the object has the methods, too.
+    object's type. A deep copy has methods of its own; a shallow copy shares
+    those of the object.
     """
     for name, method in vars(methods).items():
         if isinstance(method, types.FunctionType):

@@ -52,7 +52,6 @@ class KeyedRows(GrowingRows):
         shards: the keys and rows of each table by name.
     """
 
-    locates = True
     trash = TRASH
 
     def build(self, tables: Sequence[TableShare]) -> None:

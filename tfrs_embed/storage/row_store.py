@@ -94,12 +94,10 @@ class RowStore(abc.ABC):
         device: where the rows are used; None: where TensorFlow places them.
 
     Attributes:
-        locates: whether ids have to be found; False: they are rows.
         trash: the row for the gradients of ids without a row; None: all ids
             have one.
     """
 
-    locates = False
     trash: int | None = None
 
     def __init__(self, device: str | None) -> None:
