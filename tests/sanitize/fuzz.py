@@ -296,9 +296,9 @@ def try_messages(rng):
         else:
             raise AssertionError("no error")
     count, size = int(2 ** rng.uniform(0, 10)) - 1, int(rng.integers(1, 70))
-    wide, weighted = (rng.random(2) < 0.5).tolist()
+    weighted = bool(rng.random() < 0.5)
     # Any words may come as ids.
-    width = size * (1 + wide + weighted)
+    width = size * (1 + weighted)
     words = rng.integers(-(2**31), 2**31, (count, width), np.int64)
     matrix = words.astype(np.int32).view(np.float32)
     total = 0
@@ -306,7 +306,6 @@ def try_messages(rng):
         [rows], [splits], _ = ops.tfrs_embed_ids_of_shard(
             matrix=matrix,
             bag_sizes=[size],
-            wide=[wide],
             weighted=[weighted],
             M=1,
             W=int(weighted),
@@ -315,8 +314,8 @@ def try_messages(rng):
         )
         assert splits[-1] == len(rows)
         total += len(rows)
-    ids = np.ascontiguousarray(matrix[:, : size * (1 + wide)])
-    assert total == np.sum(ids.view(np.int64 if wide else np.int32) >= 0)
+    ids = np.ascontiguousarray(matrix[:, :size])
+    assert total == np.sum(ids.view(np.int32) >= 0)
 
 
 def try_runs(rng):
