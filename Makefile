@@ -164,7 +164,7 @@ test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 
 # The recipe of docs/tpu.md; it downloads 1 GB.
 test-tpu-vm: ## Install as on a TPU VM, and train on an emulated slice
-	$(PYTHON) tests/tpu_vm.py
+	$(PYTHON) tests/tpu_vm_recipe.py
 
 # libtpu's compiler works without a TPU too; an older one beside the newest.
 $(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt

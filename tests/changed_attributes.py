@@ -1,4 +1,4 @@
-"""Prints what the library changes in TensorFlow and the Kerases, as JSON.
+"""Prints what the library changes in TensorFlow and Keras, as JSON.
 
 `test_private_api.py` runs it, in a process for each Keras, and compares.
 """

@@ -1,9 +1,10 @@
 """What is set before anything imports tensorflow, and fixtures.
 
 Tests that need several replicas run in processes of their own, as TensorFlow's
-devices are set before its first operation. tests/processes.py starts these, and
-names the strategy in an environment variable. Under several workers each of
-them runs the same tests in the same order, and asserts about its own replicas.
+devices are set before its first operation. tests/run_in_processes.py starts
+these, and names the strategy in an environment variable. Under several workers
+each of them runs the same tests in the same order, and asserts about its own
+replicas.
 """
 
 import gc
@@ -12,8 +13,8 @@ import sys
 
 import pytest
 
-import plans
-from nightly import ALL
+import process_tiers
+from nightly_flag import ALL
 
 if os.environ.get("TFRS_EMBED_TEST_KERAS", "2") == "3":
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
@@ -29,8 +30,8 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
 
 STRATEGY_NAME = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "")
 KIND, _, COUNT = STRATEGY_NAME.partition(":")
-#: This process's name in plans.PROCESSES.
-PROCESS = plans.process_of(
+#: This process's name in process_tiers.PROCESSES.
+PROCESS = process_tiers.process_of(
     STRATEGY_NAME, os.environ.get("TFRS_EMBED_TEST_KERAS", "2")
 )
 #: The tiers whose tests this process runs; none: all that it collects.
@@ -78,10 +79,12 @@ NO_LEGACY_OPTIMIZERS = "`keras.optimizers.legacy` is not supported in Keras 3"
 def _runs_here(item):
     """Whether a test is of this run: of its tier, and not only of nightly."""
     if ALL:
-        return not RUN_TIERS or plans.tier_of(item, PROCESS) is not None
-    if any(plans.holds(mark, item) for mark in item.iter_markers("nightly")):
+        return not RUN_TIERS or process_tiers.tier_of(item, PROCESS) is not None
+    if any(
+        process_tiers.holds(mark, item) for mark in item.iter_markers("nightly")
+    ):
         return False
-    return not RUN_TIERS or plans.tier_of(item, PROCESS) in RUN_TIERS
+    return not RUN_TIERS or process_tiers.tier_of(item, PROCESS) in RUN_TIERS
 
 
 def pytest_collection_modifyitems(config, items):
@@ -91,7 +94,7 @@ def pytest_collection_modifyitems(config, items):
     for what has begun first.
     """
     if not any("::" in arg for arg in config.args):
-        plans.check(items, PROCESS)
+        process_tiers.check(items, PROCESS)
         left_out = [item for item in items if not _runs_here(item)]
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
@@ -169,8 +172,8 @@ def strategy():
 @pytest.fixture(scope="session")
 def needs_kernels():
     """Skips tests of the compiled kernels where none would run."""
-    from helpers import ON_GPU
     from tfrs_embed import kernels
+    from training_helpers import ON_GPU
 
     if ON_GPU:
         pytest.skip("a GPU has no use for kernels")

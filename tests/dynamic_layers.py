@@ -19,9 +19,9 @@ import tensorflow as tf
 import tfrs_embed
 from conformance.descriptors import OPTIMIZERS, RATE, fresh
 from dynamic_reference import MASK, ReferenceKeys, mix
-from fronts import keras, layers
-from helpers import differentiate
+from keras_under_test import keras, layers
 from reference import Ragged, Reference, Sparse, Table, to_tf
+from training_helpers import differentiate
 
 #: What is exact: the others are sums of float32.
 COLUMNS = ("keys", "frequency", "last_used", "candidates")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fronts import NUMBER, keras
+from keras_under_test import NUMBER, keras
 
 ROWS, DIM = 20, 4
 BATCH = 8

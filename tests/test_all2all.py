@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import NUMBER, keras, layers, of_keras_2
-from helpers import assert_same, assert_trained_alike, state
-from keyed import (
+from all2all_reference import (
     BOTH,
     CAPACITY,
     DIM,
@@ -27,8 +25,10 @@ from keyed import (
     trained,
     write_checkpoint,
 )
-from plans import on
-from processes import run
+from keras_under_test import NUMBER, keras, layers, of_keras_2
+from process_tiers import on
+from run_in_processes import run
+from training_helpers import assert_same, assert_trained_alike, state
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import ON_GPU, assert_unchanged, state
-from plans import nightly, on
+from keras_under_test import keras, layers
+from process_tiers import nightly, on
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.inputs import to_bags
+from training_helpers import ON_GPU, assert_unchanged, state
 
 pytestmark = on("keras:3", tier="nightly")
 

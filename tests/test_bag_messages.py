@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import kernel_cases as cases
+import random_kernel_calls as cases
 from tfrs_embed.distribution import bag_messages
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.ops.bags import BaggedIds

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from delta_cases import Job, restored
-from helpers import assert_same, change_byte, files_in, save_tensors
-from helpers import checkpoint_command as main
+from delta_checkpoints import Job, restored
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
+from training_helpers import assert_same, change_byte, files_in, save_tensors
+from training_helpers import checkpoint_command as main
 
 pytestmark = pytest.mark.tools
 

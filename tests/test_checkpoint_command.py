@@ -14,13 +14,13 @@ import tensorflow as tf
 
 import tfrs_embed
 import tfrs_embed_command
-from helpers import change_byte, differentiate
-from helpers import checkpoint_command as main
-from processes import environment
+from run_in_processes import environment
 from tfrs_embed import progress
-from tfrs_embed.checkpoint import bundle, stored
+from tfrs_embed.checkpoint import bundle, stored_pieces
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.tools.conversion import convert
+from training_helpers import change_byte, differentiate
+from training_helpers import checkpoint_command as main
 
 pytestmark = pytest.mark.tools
 
@@ -431,7 +431,7 @@ def test_damaged_files_are_named(
         objects = tf.train.Checkpoint(**{attribute: objects})
     path = objects.write(str(tmp_path / "c"))
     if large:
-        monkeypatch.setattr(stored, "LARGE_BYTES", 100)
+        monkeypatch.setattr(stored_pieces, "LARGE_BYTES", 100)
     name = "_variables/t/parameters/.ATTRIBUTES/VARIABLE_VALUE"
     [entry] = Index(path).pieces[name]
     if how == "changed":

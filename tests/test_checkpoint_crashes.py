@@ -25,10 +25,10 @@ import tf_keras
 
 from crashes.job import EPOCHS, PLACEMENTS, ROWS, Job
 from faults.kills import MODULES
-from forks import ForkServer
-from nightly import ALL
-from processes import TESTS, ForkedCluster, environment
-from tfrs_embed.checkpoint import bundle, session, stored
+from forked_scripts import ForkServer
+from nightly_flag import ALL
+from run_in_processes import TESTS, ForkedCluster, environment
+from tfrs_embed.checkpoint import bundle, session, stored_pieces
 from tfrs_embed.kernels import build
 
 pytestmark = [pytest.mark.more, pytest.mark.xdist_group("crashes")]
@@ -411,7 +411,7 @@ def check_named(path, error):
 def damaged(request, runs, job, tmp_path, monkeypatch):
     """Restores what is left of a checkpoint after something was done to it."""
     if request.param == "pieces":
-        monkeypatch.setattr(stored, "LARGE_BYTES", 0)
+        monkeypatch.setattr(stored_pieces, "LARGE_BYTES", 0)
     run = runs("workers", "manager")
     path = tmp_path / "ckpt-3"
 

@@ -12,15 +12,15 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
-from helpers import checkpoint_command as main
-from helpers import differentiate
-from processes import environment
+from run_in_processes import environment
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.compat.private_tensorflow import (
     sparse_core_layout_pb2,
     trackable_object_graph_pb2,
 )
 from tfrs_embed.tools.conversion.objects import GRAPH
+from training_helpers import checkpoint_command as main
+from training_helpers import differentiate
 
 pytestmark = pytest.mark.tools
 

@@ -6,19 +6,19 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import assert_same, change_byte, state
-from tfrs_embed.checkpoint import bundle, index, listing, stored
+from tfrs_embed.checkpoint import bundle, index, listing, stored_pieces
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.checkpoint.index import Index
-from tfrs_embed.checkpoint.stored import masked_crc32c
+from tfrs_embed.checkpoint.stored_pieces import masked_crc32c
 from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2, tensor_pb2
+from training_helpers import assert_same, change_byte, state
 
 VALUE = "v/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 @pytest.fixture
 def large_from_1000_bytes(monkeypatch):
-    monkeypatch.setattr(stored, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(stored_pieces, "LARGE_BYTES", 1000)
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ def test_tensors_of_variants_are_not_larger_than_their_bytes(nested, tmp_path):
     text = proto.SerializeToString()
     data = number(len(text)) + text + bytes(4)
     (tmp_path / "data").write_bytes(data)
-    piece = stored.StoredPiece(
+    piece = stored_pieces.StoredPiece(
         name="v",
         file=str(tmp_path / "data"),
         offset=0,

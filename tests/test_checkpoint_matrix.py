@@ -5,8 +5,8 @@
 
 import pytest
 
-from nightly import ALL
-from processes import run
+from nightly_flag import ALL
+from run_in_processes import run
 from tfrs_embed.compat.strategies import has_sparse_core_api
 
 SLICES = ["v5p-4", *(["v6e-4"] if ALL else [])]

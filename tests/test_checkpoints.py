@@ -5,15 +5,15 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import assert_same, differentiate, state
-from plans import nightly, on
+from keras_under_test import keras, layers
+from process_tiers import nightly, on
 from tfrs_embed import checkpoint
 from tfrs_embed.checkpoint import bundle, slot_order
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.engines import engine
 from tfrs_embed.storage import initial_values
+from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("keras:3", tier="nightly")
 

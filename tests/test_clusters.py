@@ -17,10 +17,10 @@ import kubernetes_validate
 import pytest
 
 import documentation
+import kubernetes_job
 import movielens_files
-import pods
 from documentation import ROOT
-from processes import environment
+from run_in_processes import environment
 
 PAGE = "docs/clusters.md"
 RECIPES = ROOT / "examples/clusters"
@@ -49,7 +49,7 @@ def numa():
 
 @pytest.fixture
 def manifest():
-    return pods.load(MANIFEST)
+    return kubernetes_job.load(MANIFEST)
 
 
 def clusters(environments):
@@ -269,14 +269,14 @@ def test_the_schema_finds_mistakes(manifest):
 def test_the_manifest_says_what_a_schema_does_not_know(manifest):
     service, job = (manifest[kind]["spec"] for kind in ("Service", "Job"))
     template = job["template"]["spec"]
-    container = pods.container(manifest["Job"])
+    container = kubernetes_job.container(manifest["Job"])
     # The pods' names are those of the headless Service.
     assert service["clusterIP"] == "None"
     assert template["subdomain"] == manifest["Service"]["metadata"]["name"]
     [label] = service["selector"].values()
     assert label == manifest["Job"]["metadata"]["name"]
     # A worker for each index, all at once.
-    workers = int(pods.environment(manifest["Job"], 0)["WORKERS"])
+    workers = int(kubernetes_job.environment(manifest["Job"], 0)["WORKERS"])
     assert job["completions"] == job["parallelism"] == workers
     # What the two ways of counting failures ask for.
     assert job["completionMode"] == "Indexed"
@@ -295,9 +295,11 @@ def told(manifest, workers):
     job = manifest["Job"]
     found = []
     for index in range(workers):
-        *shell, script, name = pods.container(job)["command"]
+        *shell, script, name = kubernetes_job.container(job)["command"]
         script = re.sub(r"exec .*", 'echo "$TF_CONFIG"', script)
-        variables = pods.environment(job, index) | {"WORKERS": str(workers)}
+        variables = kubernetes_job.environment(job, index) | {
+            "WORKERS": str(workers)
+        }
         done = subprocess.run(
             [*shell, script, name],
             env={**os.environ, **variables},
@@ -311,7 +313,7 @@ def told(manifest, workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 11])
 def test_pods_are_told_one_cluster(manifest, workers):
-    names = [pods.host_name(manifest, i) for i in range(workers)]
+    names = [kubernetes_job.host_name(manifest, i) for i in range(workers)]
     assert told(manifest, workers) == [
         {
             "cluster": {"worker": [f"{name}:2222" for name in names]},
@@ -327,8 +329,13 @@ def test_pods_train(manifest, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     movielens_files.write(tmp_path)
     job = manifest["Job"]
-    pods.container(job)["resources"]["limits"]["cpu"] = "1"
-    pods.container(job)["args"] += ["--data", str(tmp_path), "--epochs", "1"]
+    kubernetes_job.container(job)["resources"]["limits"]["cpu"] = "1"
+    kubernetes_job.container(job)["args"] += [
+        "--data",
+        str(tmp_path),
+        "--epochs",
+        "1",
+    ]
     free = "localhost", 0
     with socket.create_server(free) as one, socket.create_server(free) as two:
         ports = [each.getsockname()[1] for each in (one, two)]
@@ -346,7 +353,7 @@ def test_pods_train(manifest, tmp_path, monkeypatch):
             text = text.replace(old, new)
         return text
 
-    with pods.Pods(job, tmp_path, change) as running:
+    with kubernetes_job.Pods(job, tmp_path, change) as running:
         end = time.monotonic() + 240
         while not running.manage():
             assert time.monotonic() < end, running.output(0)[-3000:]

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import NUMBER, keras, layer_of_one_table, layers
-from helpers import assert_unchanged, differentiate, state, tables_of
-from plans import nightly, on
+from keras_under_test import NUMBER, keras, layer_of_one_table, layers
+from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.compat import strategies
+from training_helpers import assert_unchanged, differentiate, state, tables_of
 
 pytestmark = on("keras:3", tier="more")
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import tables_of
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.sparsecore.topology import Topology
+from training_helpers import tables_of
 
 new = tf_keras.optimizers
 tpu = tf.tpu.experimental.embedding
@@ -144,7 +144,7 @@ def test_integers_may_be_numpys_and_are_stored_as_pythons():
     assert other.get_config() == layer.get_config()
     embedding = tfrs_embed.Embedding(np.int64(3), np.uint8(2))
     json.dumps(embedding.get_config())
-    assert Topology.of((np.int64(2), np.int32(4))) == Topology.of((2, 4))
+    assert Topology.parse((np.int64(2), np.int32(4))) == Topology.parse((2, 4))
 
 
 @pytest.mark.parametrize("optimizer", ["zzz", new.Adamax(), {"a": 1}, 0.1])

@@ -8,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import assert_same, differentiate, state
-from helpers import checkpoint_command as main
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import (
     DynamicKeys,
     FeatureConfig,
@@ -19,8 +17,10 @@ from tfrs_embed import (
     Hash,
     TableConfig,
 )
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.tools.conversion.convert import TARGETS
+from training_helpers import assert_same, differentiate, state
+from training_helpers import checkpoint_command as main
 
 pytestmark = [pytest.mark.tools, on("keras:3", tier="nightly")]
 
@@ -100,7 +100,7 @@ def rate(layer):
 def numbers(layer):
     """All that a layer's table has, by name."""
     if isinstance(layer, layers.Embedding):
-        return {"embeddings": kerases.variable(layer.embeddings).numpy()}
+        return {"embeddings": keras_versions.variable(layer.embeddings).numpy()}
     found = state(layer)
     if rate(layer) is not None:
         found["learning_rate"] = rate(layer).learning_rate
@@ -124,7 +124,7 @@ def model_of(case):
         given = tf.reshape(tf.constant(part), [-1, *shape])
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(given, training=True) ** 2)
-        weights = [kerases.variable(v) for v in layer.trainable_weights]
+        weights = [keras_versions.variable(v) for v in layer.trainable_weights]
         differentiate(tape, loss, weights)
     return model, layer
 

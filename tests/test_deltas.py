@@ -15,12 +15,18 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from delta_cases import Job, check_chain, restored
-from fronts import layers
-from helpers import assert_same, change_byte, files_in, save_tensors, train
-from plans import on
+from delta_checkpoints import Job, check_chain, restored
+from keras_under_test import layers
+from process_tiers import on
 from tfrs_embed import serving
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
+from training_helpers import (
+    assert_same,
+    change_byte,
+    files_in,
+    save_tensors,
+    train,
+)
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import export, keras, layers, name_of, of_keras_2
-from helpers import assert_unchanged, state, train
-from plans import nightly, on
+from keras_under_test import export, keras, layers, name_of, of_keras_2
+from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.sample_matrix import SampleMatrix
+from training_helpers import assert_unchanged, state, train
 
 pytestmark = on("keras:3", tier="nightly")
 

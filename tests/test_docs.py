@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import documentation
 from documentation import ANYWHERE, ON_SLICE, ON_TPU_WHEEL, PAGES
-from processes import run
+from run_in_processes import run
 
 #: What is on the pages and can't run, as the pages' sources say.
 NOT_RUN = {

@@ -12,12 +12,12 @@ import tensorflow as tf
 import tfrs_embed
 from dynamic_layers import TableCase, Tables, normal
 from dynamic_layers import train as train_to
-from fronts import keras, layers, of_keras_2
-from helpers import assert_same, differentiate, state
-from plans import nightly, on, without_kernels
+from keras_under_test import keras, layers, of_keras_2
+from process_tiers import nightly, on, without_kernels
 from reference import Feature
 from tfrs_embed import DynamicKeys, FrequencyAdmission, TimeToLive, checkpoint
 from tfrs_embed.serving import export
+from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("keras:3", tier="nightly")
 

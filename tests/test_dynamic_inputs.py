@@ -8,15 +8,15 @@ import tensorflow as tf
 
 import tfrs_embed
 from dynamic_layers import normal, train
-from fronts import keras, layers
-from helpers import assert_same, state
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import (
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
     TimeToLive,
 )
+from training_helpers import assert_same, state
 
 pytestmark = on("keras:3", tier="more")
 

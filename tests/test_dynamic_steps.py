@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import fronts
+import keras_under_test
 import tfrs_embed
 from dynamic_layers import normal, train, truncated, uniform
-from fronts import keras, layers
-from helpers import ON_GPU, assert_same, differentiate, state
-from plans import nightly, on, with_kernels, without_kernels
+from keras_under_test import keras, layers
+from process_tiers import nightly, on, with_kernels, without_kernels
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage import key_table_numpy
+from training_helpers import ON_GPU, assert_same, differentiate, state
 
 pytestmark = [
     pytest.mark.usefixtures("both_implementations"),
@@ -289,7 +289,7 @@ def test_an_overflow_of_the_loss_scale_leaves_all_tables_as_they_are():
     # The loss, scaled, is far above float32's largest number.
     model.fit(inputs, labels * 1e10, batch_size=24, verbose=0)
     assert_same(everything(layer), before)
-    assert float(fronts.loss_scale(optimizer)) == 2.0**119
+    assert float(keras_under_test.loss_scale(optimizer)) == 2.0**119
     optimizer = keras.mixed_precision.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**4
     )
@@ -547,7 +547,7 @@ class TestInitialValues:
         for key in keys:
             assert np.all(others[key][0] != first[key][0])
 
-    @fronts.only_keras_2("it picks a seed where none is given")
+    @keras_under_test.only_keras_2("it picks a seed where none is given")
     def test_without_a_seed_they_depend_on_the_tables_name(self):
         first, again = (
             self.first_rows(

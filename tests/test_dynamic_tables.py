@@ -6,10 +6,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from dynamic_layers import NoRoom, TableCase, Tables, assert_close, train
-from helpers import assert_same, state
-from plans import nightly, without_kernels
+from process_tiers import nightly, without_kernels
 from reference import Feature, Ragged, Sparse, to_tf
 from tfrs_embed import DynamicKeys, FrequencyAdmission, TimeToLive
+from training_helpers import assert_same, state
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import NUMBER, keras, layers
-from plans import on
+from keras_under_test import NUMBER, keras, layers
+from process_tiers import on
 from tfrs_embed import embedding_lookup
 
 pytestmark = on("keras:3", tier="nightly")

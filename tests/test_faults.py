@@ -13,10 +13,10 @@ import tfrs_embed
 from faults.job import PLACEMENTS
 from faults.kills import MODULES, WITHIN_S, phases
 from faults.orders import FAULTS
-from forks import ForkServer
-from nightly import ALL
-from plans import nightly
-from processes import TESTS, ForkedCluster, environment
+from forked_scripts import ForkServer
+from nightly_flag import ALL
+from process_tiers import nightly
+from run_in_processes import TESTS, ForkedCluster, environment
 from tfrs_embed.tools.testing import local_cluster
 
 pytestmark = [pytest.mark.more, pytest.mark.xdist_group("faults")]

@@ -16,13 +16,13 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import files_in
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import FeatureConfig, FileStorage, TableConfig, kernels
 from tfrs_embed.configs.placement import assign
 from tfrs_embed.configs.tables import parse
 from tfrs_embed.storage.mapped_files import TableFiles
+from training_helpers import files_in
 
 pytestmark = [pytest.mark.usefixtures("needs_kernels")]
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import fit_job
-from fit_job import EPOCHS, KINDS, SAMPLES, After, make, result, train
-from forks import ForkServer
-from fronts import NUMBER, keras, only_keras_2, only_keras_3
-from nightly import ALL
-from plans import nightly, on
-from processes import TESTS, environment
+import killed_fit
+from forked_scripts import ForkServer
+from keras_under_test import NUMBER, keras, only_keras_2, only_keras_3
+from killed_fit import EPOCHS, KINDS, SAMPLES, After, make, result, train
+from nightly_flag import ALL
+from process_tiers import nightly, on
+from run_in_processes import TESTS, environment
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
 pytestmark = [pytest.mark.more, on("keras:3", tier="more")]
@@ -63,7 +63,7 @@ def test_it_goes_on_with_the_next_batch(kind, steps, undisturbed, tmp_path):
 
 def test_each_sample_is_seen_once_in_each_epoch(undisturbed):
     seen = undisturbed("shuffled")["seen"]
-    steps = -(-SAMPLES // fit_job.BATCH)
+    steps = -(-SAMPLES // killed_fit.BATCH)
     epochs = [seen[i * steps : (i + 1) * steps] for i in range(EPOCHS)]
     assert [e.sum(0).tolist() for e in epochs] == [[1] * SAMPLES] * EPOCHS
     # In another order each time.
@@ -79,7 +79,7 @@ def server():
 
 
 def kill_and_go_on(server, kind, folder, kills):
-    job = str(TESTS / "fit_job.py")
+    job = str(TESTS / "killed_fit.py")
     for kill in (*kills, 0):
         log = pathlib.Path(folder, "log")
         fork = server.start([job, kind, str(folder), str(kill)], {}, log)
@@ -126,7 +126,7 @@ def test_another_fit_of_the_process_begins_anew(tmp_path):
     save = SaveCallback(manager, position, every_steps=5)
     for _ in range(2):
         count = After(0, stop)
-        data = fit_job.dataset("shuffled")
+        data = killed_fit.dataset("shuffled")
         model.fit(data, epochs=1, callbacks=[count, save], verbose=0)
         assert count.left == -13
         assert position.epoch == 1
@@ -135,7 +135,7 @@ def test_another_fit_of_the_process_begins_anew(tmp_path):
 def test_a_restore_in_the_same_process(undisturbed, tmp_path):
     model, position, manager = make("shuffled", tmp_path)
     save = SaveCallback(manager, position, every_steps=2)
-    data = fit_job.dataset("shuffled")
+    data = killed_fit.dataset("shuffled")
     arguments = {"epochs": EPOCHS, "verbose": 0}
     with pytest.raises(Stop):
         model.fit(data, callbacks=[After(18, stop), save], **arguments)
@@ -178,7 +178,7 @@ def generator():
 
 
 def random_map():
-    data = fit_job.dataset("shuffled")
+    data = killed_fit.dataset("shuffled")
     return data.map(lambda i, y: (i, y + tf.random.uniform([])))
 
 
@@ -220,7 +220,7 @@ def test_a_distributed_input_is_an_error(tmp_path):
 def test_the_input_of_another_dataset_is_an_error(tmp_path):
     with pytest.raises(Stop):
         train("shuffled", tmp_path, After(5, stop))
-    other = fit_job.dataset("not shuffled").batch(1).unbatch().take(13)
+    other = killed_fit.dataset("not shuffled").batch(1).unbatch().take(13)
     with pytest.raises(ValueError, match="is of another dataset"):
         train("shuffled", tmp_path, data=other, steps_per_epoch=13)
     with pytest.raises(ValueError, match="step 4 of an epoch; here an epoch"):
@@ -272,7 +272,7 @@ def test_when_it_saves(arguments, saved, tmp_path):
     model, _, _ = make("shuffled", tmp_path)
     manager = Manager()
     model.fit(
-        fit_job.dataset("shuffled"),
+        killed_fit.dataset("shuffled"),
         epochs=EPOCHS,
         callbacks=[SaveCallback(manager, **arguments)],
         verbose=0,
@@ -316,7 +316,7 @@ def test_asynchronous_checkpoints_are_an_error(tmp_path):
 
 def test_an_iterator_of_a_custom_loop(tmp_path):
     def begin():
-        iterator = iter(fit_job.dataset("shuffled"))
+        iterator = iter(killed_fit.dataset("shuffled"))
         return iterator, tf.train.Checkpoint(iterator=iterator)
 
     iterator, checkpoint = begin()

@@ -12,11 +12,11 @@ from tensorflow.python.eager import context
 import tfrs_embed
 import update_rules
 from conformance import descriptors
-from fronts import NUMBER, keras, layers
 from gpu_placement import placement
-from helpers import ON_GPU, assert_same, state
-from plans import on
+from keras_under_test import NUMBER, keras, layers
+from process_tiers import on
 from tfrs_embed import kernels
+from training_helpers import ON_GPU, assert_same, state
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/scaling.md"
 BATCH, DIM, ROWS = 64, 16, 100_000

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import fronts
+import keras_under_test
 import tfrs_embed
-from fronts import keras, layers
 from gradient_scenarios import (
     BATCH,
     DIM,
@@ -24,9 +23,10 @@ from gradient_scenarios import (
     optimizer,
     train,
 )
-from helpers import tables_of
-from plans import nightly, on, without_kernels
+from keras_under_test import keras, layers
+from process_tiers import nightly, on, without_kernels
 from tfrs_embed.gradients import table_update
+from training_helpers import tables_of
 
 BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
 
@@ -186,7 +186,7 @@ def test_a_function_of_its_own_is_refused_in(how, monkeypatch):
     tape.gradient(loss, program.variables)
     table = table_of(layer)
     [weight] = layer.trainable_variables
-    weight = weight.value if fronts.NUMBER == 3 else weight
+    weight = weight.value if keras_under_test.NUMBER == 3 else weight
 
     @tf.function
     def step():
@@ -280,7 +280,7 @@ def test_tf_gradients_update_what_they_are_taken_of():
     program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
     [weight] = layer.trainable_variables
-    weight = weight.value if fronts.NUMBER == 3 else weight
+    weight = weight.value if keras_under_test.NUMBER == 3 else weight
 
     @tf.function
     def step(of):
@@ -542,7 +542,7 @@ def test_a_forward_derivative_of_a_scaled_loss_sets_no_scale(mode):
     found = run(
         mode,
         lambda: forward(
-            lambda: fronts.scale_loss(scaler, tf.reduce_sum(x**2)),
+            lambda: keras_under_test.scale_loss(scaler, tf.reduce_sum(x**2)),
             x,
             lambda result: result,
         ),
@@ -560,7 +560,7 @@ def test_a_forward_derivative_of_a_table_is_an_error(mode, product):
     program = make_program(layer)
     ids, x = (tf.constant(v) for v in batches(1)[0])
     weights = [
-        each.value if fronts.NUMBER == 3 else each
+        each.value if keras_under_test.NUMBER == 3 else each
         for each in layer.trainable_variables
     ]
 
@@ -638,7 +638,7 @@ def test_two_loss_scale_optimizers_in_one_step(mode):
         with tf.GradientTape() as first, tf.GradientTape() as second:
             losses = [tf.reduce_sum(p.predict(ids, x) ** 2) for p in programs]
             scaled = [
-                fronts.scale_loss(s, loss)
+                keras_under_test.scale_loss(s, loss)
                 for s, loss in zip(scalers, losses, strict=True)
             ]
         found = [
@@ -648,7 +648,7 @@ def test_two_loss_scale_optimizers_in_one_step(mode):
             )
         ]
         for s, gradients, p in zip(scalers, found, programs, strict=True):
-            fronts.apply_scaled(s, gradients, p.variables)
+            keras_under_test.apply_scaled(s, gradients, p.variables)
 
     def plain(program):
         with tf.GradientTape() as tape:
@@ -677,7 +677,9 @@ def test_losses_of_two_scales_together_are_an_error():
     ]
     with tf.GradientTape() as tape:
         vectors = layer(tf.constant([1]))
-        loss = tf.add_n([fronts.scale_loss(s, vectors[0, 0]) for s in scalers])
+        loss = tf.add_n(
+            [keras_under_test.scale_loss(s, vectors[0, 0]) for s in scalers]
+        )
     with pytest.raises(ValueError, match="differentiated together"):
         tape.gradient(loss, layer.trainable_variables)
     assert int(layer.step) == 0
@@ -701,7 +703,7 @@ def test_a_scale_is_of_its_thread_and_its_step():
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
-        scaled = fronts.scale_loss(scaler, loss)
+        scaled = keras_under_test.scale_loss(scaler, loss)
     # Another thread, and another model, before the scaled loss's gradient.
     thread = threading.Thread(target=step, args=(others,))
     thread.start()
@@ -727,7 +729,9 @@ def test_a_function_of_its_own_knows_the_loss_scale(dynamic, mode):
             keras.optimizers.SGD(0.1), initial_scale=2.0**10
         )
     else:
-        scaler = fronts.with_fixed_scale(keras.optimizers.SGD, 0.1, 2.0**10)
+        scaler = keras_under_test.with_fixed_scale(
+            keras.optimizers.SGD, 0.1, 2.0**10
+        )
     ids, x = (tf.constant(v) for v in batches(1)[0])
     tables = []
     for nested in (False, True):
@@ -737,7 +741,7 @@ def test_a_function_of_its_own_knows_the_loss_scale(dynamic, mode):
         def step(factor, program=program):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(program.predict(ids, x) ** 2)
-                scaled = fronts.scale_loss(scaler, factor * loss)
+                scaled = keras_under_test.scale_loss(scaler, factor * loss)
             return tape.gradient(scaled, program.embedding())[0]
 
         assert float(run(mode, lambda step=step: step(1.0))) == 0
@@ -766,7 +770,7 @@ def test_a_loss_that_a_function_scales_is_an_error():
     @tf.function
     def scaled_loss():
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
-        return fronts.scale_loss(scaler, loss)
+        return keras_under_test.scale_loss(scaler, loss)
 
     with pytest.raises(NotImplementedError, match="in the function that takes"):
         with tf.GradientTape() as tape:
@@ -777,7 +781,7 @@ def test_a_loss_that_a_function_scales_is_an_error():
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.function(
-            lambda: fronts.scale_loss(scaler, tf.reduce_sum(x))
+            lambda: keras_under_test.scale_loss(scaler, tf.reduce_sum(x))
         )()
     np.testing.assert_array_equal(tape.gradient(loss, x), 2.0**10 + 0 * x)
 

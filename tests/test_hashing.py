@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers, only_keras_2
-from hashed_cases import (
+from hashing_reference import (
     DIM,
     HASHINGS,
     ROWS,
@@ -18,8 +17,8 @@ from hashed_cases import (
     feature_of,
     make_batch,
 )
-from helpers import train
-from plans import nightly, on, without_kernels
+from keras_under_test import keras, layers, only_keras_2
+from process_tiers import nightly, on, without_kernels
 from tfrs_embed import (
     FeatureConfig,
     Hash,
@@ -30,6 +29,7 @@ from tfrs_embed import (
 from tfrs_embed.configs import descriptions
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops import hashed_rows
+from training_helpers import train
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -6,9 +6,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fronts import NUMBER, keras, layers
-from helpers import checkpoint_command as main
+from keras_under_test import NUMBER, keras, layers
 from tfrs_embed import FeatureConfig, TableConfig
+from training_helpers import checkpoint_command as main
 
 VARIABLE = "layers/embedding/vars/0"
 SHAPE = (4, 2)

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import init_ops_v2
 
-from fronts import keras, only_keras_2
-from plans import on
+from keras_under_test import keras, only_keras_2
+from process_tiers import on
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.storage import initial_values

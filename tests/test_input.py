@@ -14,9 +14,9 @@ from tfrs_embed.data import parquet_dataset
 from tfrs_embed.monitoring import InputWaits, TableStatistics
 
 import tfrs_embed
-from fronts import NUMBER, keras, layers
-from plans import on
-from processes import TESTS, environment
+from keras_under_test import NUMBER, keras, layers
+from process_tiers import on
+from run_in_processes import TESTS, environment
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import fronts
+import keras_under_test
 import tfrs_embed
-from fronts import keras, layers, of_keras_2, only_keras_2, only_keras_3
-from helpers import tables_of
-from plans import nightly, on
+from keras_under_test import (
+    keras,
+    layers,
+    of_keras_2,
+    only_keras_2,
+    only_keras_3,
+)
+from process_tiers import nightly, on
 from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
+from training_helpers import tables_of
 
 pytestmark = on("keras:3", tier="nightly")
 
@@ -95,7 +101,7 @@ MODELS = pytest.mark.parametrize("model_of", [functional, Subclassed])
 
 def build_head(model):
     """Builds Keras 3's layer, which a function can't: it has no gradients."""
-    if fronts.NUMBER == 3:
+    if keras_under_test.NUMBER == 3:
         model.dense.build((None, 8 + 8 + 4 + 2))
 
 
@@ -218,13 +224,13 @@ def test_control_flow_that_the_tape_is_outside_of_is_an_error(kind):
 def test_tables_are_weights_but_not_trainable_ones():
     layer = make_layer()
     layer.build(None)
-    trainable = [fronts.name_of(w) for w in layer.trainable_weights]
+    trainable = [keras_under_test.name_of(w) for w in layer.trainable_weights]
     assert [n.split("/")[-1] for n in trainable] == [
         "gradient_trigger",
         "embeddings",
         "embeddings",
     ]
-    names = [fronts.name_of(w) for w in layer.weights]
+    names = [keras_under_test.name_of(w) for w in layer.weights]
     assert len(set(names)) == len(names)
     # Those of Keras 3 have no slash.
     assert any(re.search("big[/_]parameters$", n) for n in names)
@@ -266,7 +272,7 @@ def test_overflowing_step_is_skipped_and_lowers_the_scale():
     model.fit(inputs, labels * 1e10, verbose=0, batch_size=64)
     assert_equal(tables_of(layer), before, rtol=0)
     assert int(layer.step) == 0
-    assert float(fronts.loss_scale(optimizer)) == 2.0**119
+    assert float(keras_under_test.loss_scale(optimizer)) == 2.0**119
     np.testing.assert_array_equal(model.trainable_variables[-2], kernel)
 
 
@@ -294,7 +300,9 @@ def test_tables_are_trained_if_only_another_gradient_overflows():
         skipped = feature > 0
         kernel, _ = model.layers[-1].get_weights()
         assert np.array_equal(kernel, weights[0]) == skipped
-        assert float(fronts.loss_scale(optimizer)) == (8 if skipped else 16)
+        assert float(keras_under_test.loss_scale(optimizer)) == (
+            8 if skipped else 16
+        )
         assert int(layer.step) == 1
         tables.append(layer.embedding_tables["table"].numpy())
     np.testing.assert_array_equal(*tables)
@@ -319,10 +327,10 @@ def test_custom_loop_with_loss_scale_in_a_function():
             loss = tf.reduce_mean(
                 keras.losses.mean_squared_error(labels[:, None], model(inputs))
             )
-            scaled = fronts.scale_loss(optimizer, loss)
+            scaled = keras_under_test.scale_loss(optimizer, loss)
         variables = model.trainable_variables
         gradients = tape.gradient(scaled, variables)
-        fronts.apply_scaled(optimizer, gradients, variables)
+        keras_under_test.apply_scaled(optimizer, gradients, variables)
 
     step()
     step()
@@ -332,11 +340,13 @@ def test_custom_loop_with_loss_scale_in_a_function():
 @pytest.fixture
 def float64_by_default():
     keras.backend.set_floatx("float64")
-    if fronts.NUMBER == 3:  # It has made its default policy of float32.
+    if (
+        keras_under_test.NUMBER == 3
+    ):  # It has made its default policy of float32.
         keras.config.set_dtype_policy("float64")
     yield
     keras.backend.set_floatx("float32")
-    if fronts.NUMBER == 3:
+    if keras_under_test.NUMBER == 3:
         keras.config.set_dtype_policy("float32")
 
 
@@ -503,8 +513,10 @@ def test_saved_model_continues_training_equally(tmp_path, format):
         model.save(path, save_format=format)
         reloaded = keras.models.load_model(path)
         if format != "tf":  # A SavedModel's layers list untrained variables.
-            names = [fronts.name_of(weight) for weight in reloaded.weights]
-            assert names == [fronts.name_of(w) for w in model.weights]
+            names = [
+                keras_under_test.name_of(weight) for weight in reloaded.weights
+            ]
+            assert names == [keras_under_test.name_of(w) for w in model.weights]
     else:
         model.save_weights(path)
         reloaded = make()
@@ -539,7 +551,7 @@ def test_exported_model_serves(tmp_path):
     module = tf.Module()
     # With ragged inputs Keras 3 gives a functional model in a SavedModel a
     # function of dense ones, which fails here.
-    module.model = model if fronts.NUMBER == 2 else model.layers
+    module.model = model if keras_under_test.NUMBER == 2 else model.layers
     module.serve = tf.function(model, input_signature=[signature])
     tf.saved_model.save(module, str(tmp_path))
     served = tf.saved_model.load(str(tmp_path))
@@ -1032,11 +1044,11 @@ def test_shapes_without_tables_are_those_of_a_call(kind):
 
 ONE_FEATURE = {
     "Embedding": lambda: layers.Embedding(9, 4),
-    "large": lambda: fronts.layer_of_one_table("sgd", 9, 4),
+    "large": lambda: keras_under_test.layer_of_one_table("sgd", 9, 4),
     "small": lambda: layers.PartialTPUEmbedding(
         FeatureConfig("f", TableConfig("t", 9, 4)), "sgd"
     ),
-    "distributed": lambda: fronts.layer_of_one_table(
+    "distributed": lambda: keras_under_test.layer_of_one_table(
         "sgd", 9, 4, kind=layers.DistributedEmbedding
     ),
     "dynamic": lambda: layers.DynamicEmbedding(4, input_dim=9),
@@ -1474,7 +1486,7 @@ def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
     model, path = Own("sparse"), str(tmp_path / "model.keras")
     expected = model(inputs)
     model.save(path)
-    if fronts.NUMBER == 2:
+    if keras_under_test.NUMBER == 2:
         with pytest.raises(
             ValueError,
             match=r"ranks of all inputs should match|Shape must be rank",

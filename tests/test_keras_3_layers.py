@@ -1,6 +1,6 @@
 """Keras 3's own conventions: what its models and optimizers do with layers.
 
-What holds for both Kerases is in the other files, which run on either.
+What holds for both versions is in the other files, which run on either.
 """
 
 import subprocess
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import keras, layers, only_keras_3
-from helpers import tables_of
-from plans import nightly, on
+from keras_under_test import keras, layers, only_keras_3
+from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
+from training_helpers import tables_of
 
 pytestmark = [
     only_keras_3("its own conventions are in test_keras.py"),

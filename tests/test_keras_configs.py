@@ -24,7 +24,7 @@ import tfrs_embed.keras3
 from tensorflow.python.ops import init_ops, init_ops_v2
 
 import tfrs_embed
-from plans import nightly
+from process_tiers import nightly
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.compat import keras_configs
 from tfrs_embed.configs import serialization

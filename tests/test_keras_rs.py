@@ -1,4 +1,4 @@
-"""keras_rs's own configurations and saved models, in layers of both Kerases."""
+"""keras_rs's own configurations and saved models, in layers of both."""
 
 import json
 import os
@@ -15,10 +15,10 @@ import tf_keras
 import tfrs_embed.keras3
 
 import tfrs_embed
-from helpers import change_byte
-from helpers import checkpoint_command as main
-from plans import nightly
-from tfrs_embed.compat import kerases
+from process_tiers import nightly
+from tfrs_embed.compat import keras_versions
+from training_helpers import change_byte
+from training_helpers import checkpoint_command as main
 
 pytestmark = pytest.mark.tools
 
@@ -165,7 +165,7 @@ def test_its_tables_train_by_their_own_optimizers(front):
     }
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(o) for o in layer(ids).values()])
-    variables = [kerases.variable(v) for v in layer.trainable_weights]
+    variables = [keras_versions.variable(v) for v in layer.trainable_weights]
     tape.gradient(loss, variables)
     after = {n: t.numpy() for n, t in layer.embedding_tables.items()}
     np.testing.assert_array_equal(after["slow"], before["slow"])
@@ -434,7 +434,7 @@ def test_an_embedding_of_keras_becomes_a_table(front, kind, tmp_path, capsys):
         tfrs_embed.FeatureConfig("x", config), "adam", size_threshold=0
     )
     tf.train.Checkpoint(emb=layer).restore(new).expect_partial()
-    expected = kerases.variable(embedding.embeddings).numpy()
+    expected = keras_versions.variable(embedding.embeddings).numpy()
     assert_tables(built(layer), {"movies": expected})
     assert int(layer.step) == has_slots
     slots = {k: v.numpy() for k, v in layer.tables["movies"].slots.items()}
@@ -453,7 +453,7 @@ def test_an_embedding_of_keras_becomes_a_table(front, kind, tmp_path, capsys):
 def assert_slots(found, expected):
     assert set(found) == set(expected)
     for name, slot in expected.items():
-        slot = kerases.variable(slot).numpy()
+        slot = keras_versions.variable(slot).numpy()
         np.testing.assert_array_equal(found[name], slot, err_msg=name)
 
 

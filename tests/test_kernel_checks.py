@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import kernel_cases as cases
+import random_kernel_calls as cases
 import tfrs_embed
-from helpers import differentiate, operations_run
-from kernel_cases import Feature
+from random_kernel_calls import Feature
 from tfrs_embed import kernels
 from tfrs_embed.ops import compiled
 from tfrs_embed.storage.key_rules import KeyRules
 from tfrs_embed.storage.key_table import KeyTable
+from training_helpers import differentiate, operations_run
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import differentiate, operations_run
-from plans import nightly
+from process_tiers import nightly
 from tfrs_embed import kernels
+from training_helpers import differentiate, operations_run
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

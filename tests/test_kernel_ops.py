@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import kernel_cases as cases
+import random_kernel_calls as cases
 import tfrs_embed
-from helpers import differentiate, operations_run
-from kernel_cases import DIMS, RULES, Feature
+from random_kernel_calls import DIMS, RULES, Feature
 from reference import Reference, Table
 from tfrs_embed import kernels
 from tfrs_embed.optimizers.rules import SGD, Adagrad
+from training_helpers import differentiate, operations_run
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import kernel_cases as cases
+import random_kernel_calls as cases
 import tfrs_embed
-from helpers import differentiate
 from tfrs_embed.kernels import handle_packs
+from training_helpers import differentiate
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

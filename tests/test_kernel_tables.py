@@ -10,11 +10,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
-from helpers import operations_run
 from tfrs_embed import kernels
 from tfrs_embed.ops import backend, bag_matrix, messages
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
+from training_helpers import operations_run
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import ON_GPU, differentiate
 from tfrs_embed import kernels
 from tfrs_embed.kernels import build, files
+from training_helpers import ON_GPU, differentiate
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_build_of_other_sources_is_not_loaded(folder, unloaded):
     name = files.file_name()
     stem, _, _ = name.rpartition("-")
     (folder / f"{stem}-0123456789ab.so").write_text("")
-    assert files.find() is None
+    assert files.find_build() is None
     assert not kernels.status().loaded
 
 
@@ -99,7 +99,7 @@ def test_the_packages_own_build_goes_before_a_wheels(wheel):
     for folder in (from_wheel, package):
         build = folder / files.file_name()
         build.write_text("")
-        assert files.find() == build
+        assert files.find_build() == build
 
 
 def test_a_wheels_builds_for_other_tensorflows_are_not_loaded(wheel, unloaded):
@@ -134,11 +134,11 @@ def test_a_build_is_for_the_macros_that_tensorflow_was_compiled_with(
     flags = tf.sysconfig.get_compile_flags()
     elsewhere = ["-I/elsewhere", *(f for f in flags if f[:2] != "-I")]
     monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: elsewhere)
-    assert files.find()
+    assert files.find_build()
     other = [f.replace("CXX11_ABI=1", "CXX11_ABI=0") for f in flags]
     assert other != flags
     monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: other)
-    assert files.find() is None
+    assert files.find_build() is None
 
 
 @pytest.mark.usefixtures("needs_kernels")
@@ -147,7 +147,7 @@ def test_the_status_says_where_the_kernels_come_from(
     unloaded, monkeypatch, origin
 ):
     if origin == "wheel":
-        monkeypatch.setattr(files, "FROM_WHEEL", files.find().parent)
+        monkeypatch.setattr(files, "FROM_WHEEL", files.find_build().parent)
     status = kernels.status()
     assert status.loaded
     assert status.origin == origin
@@ -165,7 +165,7 @@ def test_a_build_goes_to_the_packages_folder(
     assert f"are built: {from_wheel}" in capsys.readouterr().out
     # The package's folder takes it, and is the first.
     assert build.main(["--force"]) == 0
-    assert files.find() == package / files.file_name()
+    assert files.find_build() == package / files.file_name()
     # No folder can be made in a file.
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(files, "FOLDER", tmp_path / "file/x")
@@ -265,7 +265,7 @@ def test_asking_for_missing_kernels_starts_no_devices(folder):
 @pytest.mark.usefixtures("needs_kernels")
 def test_in_use_they_are_named_with_their_file():
     status = kernels.status()
-    assert status.path == str(files.find())
+    assert status.path == str(files.find_build())
     assert status.path in str(status) and status.loops in str(status)
     assert_works()
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compared_keys import (
+from dynamic_reference import shard_of
+from key_table_comparison import (
     ADMISSIONS,
     EXTREME,
     INT64,
@@ -22,9 +23,8 @@ from compared_keys import (
     live_keys,
     run_random_stream,
 )
-from dynamic_reference import shard_of
-from nightly import ALL
-from plans import nightly, without_kernels
+from nightly_flag import ALL
+from process_tiers import nightly, without_kernels
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
 from tfrs_embed.storage.key_table import FoundKeys, KeyTable

@@ -1,4 +1,4 @@
-"""Exported models whose tables are mapped files."""
+"""UpdatableExport models whose tables are mapped files."""
 
 import gc
 import resource
@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from delta_models import SPECS, Trainer, answers, apply, load
-from fronts import layers
-from helpers import mappings_of
-from plans import on
+from keras_under_test import layers
+from process_tiers import on
+from served_delta_models import SPECS, Trainer, answers, apply, load
 from tfrs_embed.serving import export, export_delta
 from tfrs_embed.tools.conversion import reading
+from training_helpers import mappings_of
 
 pytestmark = [pytest.mark.xdist_group("mapped"), on("keras:3", tier="nightly")]
 

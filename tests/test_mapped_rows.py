@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import kernel_cases as cases
-from helpers import mappings_of
-from kernel_cases import Feature
+import random_kernel_calls as cases
+from random_kernel_calls import Feature
 from tfrs_embed import kernels
 from tfrs_embed.compat.private_tensorflow import context
+from training_helpers import mappings_of
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

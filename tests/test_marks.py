@@ -1,10 +1,10 @@
-"""The marks that say where tests run; tests/plans.py has them."""
+"""The marks that say where tests run; tests/process_tiers.py has them."""
 
 import types
 
 import pytest
 
-import plans
+import process_tiers
 
 #: Files whose processes other tests start.
 STARTED_BY_TESTS = {
@@ -40,39 +40,46 @@ def variant(*marks, **params):
 )
 def test_an_unknown_process_or_tier_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
-        plans.on(*arguments.pop("processes"), **arguments)
+        process_tiers.on(*arguments.pop("processes"), **arguments)
 
 
 def test_a_test_runs_in_the_earliest_tier_of_its_marks():
-    few = plans.on("mirrored:2", when=lambda size: size == 1)
-    others = plans.on("mirrored:2", tier="more")
+    few = process_tiers.on("mirrored:2", when=lambda size: size == 1)
+    others = process_tiers.on("mirrored:2", tier="more")
     items = [variant(few, others, size=size) for size in (1, 2)]
-    assert [plans.tier_of(i, "mirrored:2") for i in items] == ["test", "more"]
-    assert plans.tier_of(items[0], "workers:2") is None
+    assert [process_tiers.tier_of(i, "mirrored:2") for i in items] == [
+        "test",
+        "more",
+    ]
+    assert process_tiers.tier_of(items[0], "workers:2") is None
 
 
 def test_a_mark_for_no_variant_is_an_error(needs_kernels):
-    item = variant(plans.nightly(lambda size: size == 3), size=2)
+    item = variant(process_tiers.nightly(lambda size: size == 3), size=2)
     with pytest.raises(pytest.UsageError, match=r"no variant of: .*test_x"):
-        plans.check([item], "")
+        process_tiers.check([item], "")
     # In another process the test may have other variants.
-    item = variant(plans.on("tpu:2x4", when=lambda size: size == 3), size=2)
-    plans.check([item], "mirrored:2")
+    item = variant(
+        process_tiers.on("tpu:2x4", when=lambda size: size == 3), size=2
+    )
+    process_tiers.check([item], "mirrored:2")
     with pytest.raises(pytest.UsageError, match="no variant"):
-        plans.check([item], "tpu:2x4")
+        process_tiers.check([item], "tpu:2x4")
 
 
 def test_a_mark_that_names_no_parameter_is_an_error():
-    item = variant(plans.nightly(lambda width: width == 3), size=2)
+    item = variant(process_tiers.nightly(lambda width: width == 3), size=2)
     with pytest.raises(pytest.UsageError, match=r"\['width'\]"):
-        plans.holds(next(iter(item.iter_markers("nightly"))), item)
+        process_tiers.holds(next(iter(item.iter_markers("nightly"))), item)
 
 
 def test_every_file_of_strategies_runs_in_a_process():
-    found = {f for name in plans.NAMES for f in plans.files(name)}
+    found = {
+        f for name in process_tiers.NAMES for f in process_tiers.files(name)
+    }
     there = {
         f"strategies/{path.name}"
-        for path in (plans.TESTS / "strategies").glob("test_*.py")
+        for path in (process_tiers.TESTS / "strategies").glob("test_*.py")
     }
     assert there - found == STARTED_BY_TESTS
 

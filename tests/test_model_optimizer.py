@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers, only_keras_2
-from plans import on
+from keras_under_test import keras, layers, only_keras_2
+from process_tiers import on
 from tfrs_embed.optimizers import FollowLearningRate, Regularized
 
 pytestmark = on("keras:3")

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import FeatureConfig, TableConfig, monitoring
 from tfrs_embed.tools.monitoring import rows as row_statistics
 

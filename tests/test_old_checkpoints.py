@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import NUMBER, keras
-from helpers import assert_same
+from keras_under_test import NUMBER, keras
 from old_checkpoints.make import (
     FILES,
     LAST,
@@ -19,7 +18,8 @@ from old_checkpoints.make import (
     values,
     written,
 )
-from plans import on
+from process_tiers import on
+from training_helpers import assert_same
 
 pytestmark = on("keras:3")
 

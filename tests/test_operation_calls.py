@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-import call_outcomes
-from changed_graphs import GRAPHS
-from operation_calls import CALLS, registered
+import isolated_calls
+from invalid_graphs import GRAPHS
+from right_calls import CALLS, registered
 from wrong_calls import CASES, INVALID
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -40,7 +40,7 @@ def test_each_operation_has_right_calls_and_wrong_ones():
 def outcomes():
     """What all of them do, in processes of their own: some may crash."""
     done = subprocess.run(
-        [sys.executable, call_outcomes.__file__],
+        [sys.executable, isolated_calls.__file__],
         capture_output=True,
         text=True,
         # The allocator of oneDNN waits 10 seconds for memory that there isn't.
@@ -50,7 +50,7 @@ def outcomes():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-IN_ONE_PROCESS = pytest.mark.xdist_group("call_outcomes")
+IN_ONE_PROCESS = pytest.mark.xdist_group("isolated_calls")
 
 
 @IN_ONE_PROCESS

@@ -12,13 +12,19 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import NUMBER, keras, layer_of_one_table, layers, of_keras_2
-from helpers import assert_unchanged, state, train
-from plans import nightly, on, with_kernels, without_kernels
+from keras_under_test import (
+    NUMBER,
+    keras,
+    layer_of_one_table,
+    layers,
+    of_keras_2,
+)
+from process_tiers import nightly, on, with_kernels, without_kernels
 from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
 from tfrs_embed.optimizers.options import UpdateOptions
+from training_helpers import assert_unchanged, state, train
 from update_rules import CASES
 
 BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from dynamic_layers import normal
-from fronts import keras, layers
-from helpers import assert_unchanged, state
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import DynamicKeys, FeatureConfig, Hash, TableConfig
+from training_helpers import assert_unchanged, state
 
 pytestmark = on("keras:3", tier="more")
 

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import assert_same, assert_unchanged, differentiate, state
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import FeatureConfig, TableConfig
+from training_helpers import assert_same, assert_unchanged, differentiate, state
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfrs_embed
-from step_messages import Place, padded, simulate
+from numpy_step_messages import Place, padded, simulate
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.__main__ import main
 from tfrs_embed.compat import strict_json

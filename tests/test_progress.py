@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfrs_embed.progress import Task
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import checkpoint_command as main
+from keras_under_test import keras, layers
 from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.storage import initial_values
+from training_helpers import checkpoint_command as main
 
 MB = 10**6
 

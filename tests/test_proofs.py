@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from conformance import test_conformance as conformance
-from plans import TIERS
+from process_tiers import TIERS
 from test_gpu_placement import ALL_CASES
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/scaling.md"

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfrs_embed
-from fronts import layers
-from helpers import train
-from plans import on, with_kernels
+from keras_under_test import layers
+from process_tiers import on, with_kernels
 from reference import Feature, Ragged, Reference, Sparse, Table, to_tf
+from training_helpers import train
 
 pytestmark = [
     pytest.mark.usefixtures("both_implementations"),

@@ -3,9 +3,9 @@
 import pytest
 
 from faults.kills import MODULES, WITHIN_S, Kill, Killer, draw
-from forks import ForkServer
-from nightly import ALL
-from processes import environment
+from forked_scripts import ForkServer
+from nightly_flag import ALL
+from run_in_processes import environment
 
 pytestmark = [pytest.mark.more, pytest.mark.xdist_group("random kills")]
 

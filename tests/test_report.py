@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import report_sources
+import report_inputs
 import tfrs_embed
-from report_sources import DIM, ODD, ROWS
+from report_inputs import DIM, ODD, ROWS
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import bundle
@@ -40,7 +40,7 @@ DRIVER = shutil.which("chromedriver")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    report_sources.make(folder)
+    report_inputs.make(folder)
     return folder
 
 
@@ -116,7 +116,7 @@ def test_tables_of_a_checkpoint(made):
     assert found.cells("zero share", "users") == ["0%"]
     assert found.cells("nan", "movies") == ["1"]
     # Ids of the other half are never looked up.
-    ids = report_sources.ids(400)
+    ids = report_inputs.ids(400)
     for i, (name, rows) in enumerate(ROWS.items()):
         untouched = rows - len(np.unique(ids[f"feature_{i}"]))
         share = f"{100 * untouched / rows:.3g}%"
@@ -224,7 +224,7 @@ def test_tables_are_read_in_blocks(made, monkeypatch):
 @pytest.mark.parametrize("rows", ["float32", "int8"])
 def test_an_exported_model(made, rows):
     found = page(made / f"model_{rows}")
-    assert found.headings[0] == f"Exported model model_{rows}"
+    assert found.headings[0] == f"UpdatableExport model model_{rows}"
     size = 4 * DIM if rows == "float32" else DIM + 4
     for name, number in ROWS.items():
         kib = number * size / 1024

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers, only_keras_2
-from helpers import train
+from keras_under_test import keras, layers, only_keras_2
 from reference import best_ids
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
 from tfrs_embed.ops import top_k
+from training_helpers import train
 
 ROWS, DIM, BATCH = 5000, 8, 3
 

@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from delta_cases import Job
-from fronts import keras, layers
-from helpers import train
-from plans import on
+from delta_checkpoints import Job
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export_rows
+from training_helpers import train
 
 pytestmark = on("keras:3", tier="nightly")
 

@@ -12,13 +12,13 @@ from tfrs_embed.testing import EmulatedTPUStrategy
 
 import fbgemm_trajectory
 import tfrs_embed
-from fronts import keras, layer_of_one_table, layers, only_keras_2
-from helpers import assert_same, state, train
-from helpers import checkpoint_command as main
-from plans import on
+from keras_under_test import keras, layer_of_one_table, layers, only_keras_2
+from process_tiers import on
 from reference import Ragged, to_tf
 from tfrs_embed import DynamicKeys, checkpoint
 from tfrs_embed.optimizers import RowWiseAdagrad
+from training_helpers import assert_same, state, train
+from training_helpers import checkpoint_command as main
 
 pytestmark = on("keras:3", tier="nightly")
 

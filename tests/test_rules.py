@@ -12,13 +12,13 @@ import tensorflow as tf
 import tf_keras
 
 import documentation
-import fronts
-import kernel_cases
+import keras_under_test
+import random_kernel_calls
 import reference
 import tfrs_embed.kernels
 import update_rules
 from conformance.descriptors import fresh, optimizer_of
-from fronts import keras
+from keras_under_test import keras
 from tfrs_embed import optimizers, types
 from tfrs_embed.ops import compiled
 from tfrs_embed.optimizers import conversion, rules
@@ -48,7 +48,7 @@ def test_this_packages_optimizers_have_the_defaults_of_their_rules():
 @EVERY
 def test_a_rule_is_among_what_the_tests_compare_with_the_reference(rule):
     assert update_rules.RULES[rule.__name__].cases
-    assert rule in map(type, kernel_cases.RULES.values())
+    assert rule in map(type, random_kernel_calls.RULES.values())
 
 
 def test_the_kernels_number_the_rules_alike():
@@ -105,7 +105,7 @@ def test_a_rule_knows_the_slots_of_keras(rule):
         legacy._create_all_weights([tf.Variable([1.0])])
         assert {*legacy.get_slot_names()} <= {*KERAS_SLOTS}
     new = made_by(keras.optimizers)
-    if fronts.NUMBER == 2:
+    if keras_under_test.NUMBER == 2:
         new.build([tf.Variable([1.0])])
         slots = [v.name for v in new.variables if v.shape.rank]
         assert all({*name.split("/")} & {*KERAS_SLOTS} for name in slots)
@@ -144,10 +144,11 @@ def test_a_rule_has_the_defaults_of_the_reference(rule):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, rule in kernel_cases.RULES.items() if rule.tpu]
+    "name",
+    [name for name, rule in random_kernel_calls.RULES.items() if rule.tpu],
 )
 def test_a_rule_is_the_same_after_it_was_tensorflows_optimizer(name):
-    rule = kernel_cases.RULES[name]
+    rule = random_kernel_calls.RULES[name]
     made = conversion.to_tpu(rule, 0.5, "Table 't'")
     assert type(made) is rule.tpu
     assert conversion.convert(made, "Table 't'").rule == rule
@@ -177,7 +178,7 @@ def test_a_name_is_kerass_optimizer_with_its_defaults(name):
         return layer.embedding_tables["t"].numpy()
 
     def make(optimizer):
-        return fronts.layers.PartialTPUEmbedding(
+        return keras_under_test.layers.PartialTPUEmbedding(
             feature, optimizer, size_threshold=0
         )
 

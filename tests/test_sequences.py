@@ -12,7 +12,7 @@ import tf_keras as keras
 
 import movielens_files
 from documentation import ROOT
-from processes import environment
+from run_in_processes import environment
 
 pytestmark = pytest.mark.tools
 

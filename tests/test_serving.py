@@ -1,4 +1,4 @@
-"""Exported models, in a process that doesn't know this library."""
+"""UpdatableExport models, in a process that doesn't know this library."""
 
 import json
 import os
@@ -11,14 +11,14 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
-from fronts import keras, layers, only_keras_2, signature_of
-from helpers import differentiate, files_in, train
-from plans import on
+from keras_under_test import keras, layers, only_keras_2, signature_of
+from process_tiers import on
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.ops.stored_table import decode
 from tfrs_embed.serving import export
 from tfrs_embed.tools.conversion import reading
+from training_helpers import differentiate, files_in, train
 
 pytestmark = [pytest.mark.xdist_group("serving"), on("keras:3", tier="nightly")]
 

@@ -11,14 +11,22 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
-from delta_models import ROWS, SPECS, Model, Trainer, answers, apply, load
-from fronts import layers
-from helpers import change_byte, save_tensors
-from plans import on
+from keras_under_test import layers
+from process_tiers import on
+from served_delta_models import (
+    ROWS,
+    SPECS,
+    Model,
+    Trainer,
+    answers,
+    apply,
+    load,
+)
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.chain import HEADER
 from tfrs_embed.serving import export, export_delta
 from tfrs_embed.serving.applying import IDS
+from training_helpers import change_byte, save_tensors
 
 pytestmark = [
     pytest.mark.xdist_group("serving_deltas"),

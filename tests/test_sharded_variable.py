@@ -94,7 +94,7 @@ def test_copies_are_written_all_and_one_is_read():
 
 
 def test_hosts_of_a_slice_read_and_write_their_shares(tmp_path):
-    script = pathlib.Path(__file__).with_name("tpu_hosts.py")
+    script = pathlib.Path(__file__).with_name("two_host_slice.py")
     done = subprocess.run(
         [sys.executable, script, tmp_path], capture_output=True, text=True
     )

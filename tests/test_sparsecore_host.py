@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers import sparse_core_config
 from tfrs_embed.sparsecore import Topology, buffers, coo, partitions
 from tfrs_embed.sparsecore.layout import Layout
+from training_helpers import sparse_core_config
 
 tpu = tf.tpu.experimental.embedding
 P = np.iinfo(np.int32).max
@@ -29,7 +29,7 @@ def layout(combiner="mean", topology=(1, 2), tables=1, **config):
     ]
     return Layout(
         features,
-        Topology.of(topology),
+        Topology.parse(topology),
         sparse_core_config(**config),
     )
 

@@ -15,10 +15,9 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from delta_cases import check_chain
-from fronts import keras, layers
-from helpers import differentiate
-from plans import on
+from delta_checkpoints import check_chain
+from keras_under_test import keras, layers
+from process_tiers import on
 from reference import best_ids
 from strategies.replicas import distribute
 from tfrs_embed import (
@@ -32,6 +31,7 @@ from tfrs_embed import (
 )
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.storage.key_rules import ABSENT
+from training_helpers import differentiate
 
 pytestmark = [pytest.mark.usefixtures("needs_kernels")]
 

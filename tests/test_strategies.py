@@ -2,8 +2,8 @@
 
 import pytest
 
-from plans import starts
-from processes import run, run_process
+from process_tiers import starts
+from run_in_processes import run, run_process
 
 REPLICAS = ("mirrored", "workers")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import documentation
-from processes import environment
+from run_in_processes import environment
 
 pytestmark = pytest.mark.tools
 

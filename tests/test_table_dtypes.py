@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layer_of_one_table, layers
-from helpers import checkpoint_command, differentiate
+from keras_under_test import keras, layer_of_one_table, layers
 from reference import HALVES, random_bits, round_stochastically
 from tfrs_embed import serving
 from tfrs_embed.ops import rounding
+from training_helpers import checkpoint_command, differentiate
 
 BOTH_IMPLEMENTATIONS = pytest.mark.usefixtures("both_implementations")
 

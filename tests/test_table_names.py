@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import export, keras, layers, of_keras_2
-from helpers import assert_same, state
-from plans import nightly, on
+from keras_under_test import export, keras, layers, of_keras_2
+from process_tiers import nightly, on
 from tfrs_embed.checkpoint.names import escape, in_folder, in_graphs, is_plain
+from training_helpers import assert_same, state
 
 pytestmark = on("keras:3", tier="nightly")
 

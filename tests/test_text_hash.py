@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import operations_run
 from tfrs_embed import kernels
 from tfrs_embed.ops import backend
+from training_helpers import operations_run
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

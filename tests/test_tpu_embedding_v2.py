@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import reference
-from helpers import sparse_core_config
-from plans import nightly
+from process_tiers import nightly
 from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+from training_helpers import sparse_core_config
 
 tpu = tf.tpu.experimental.embedding
 

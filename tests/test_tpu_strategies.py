@@ -2,8 +2,8 @@
 
 import pytest
 
-from plans import starts
-from processes import run_process
+from process_tiers import starts
+from run_in_processes import run_process
 
 
 @pytest.mark.parametrize("process", starts("test", "tpu"))

@@ -5,11 +5,17 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from hashed_cases import HASHINGS
-from helpers import assert_unchanged, differentiate, state, tables_of, train
-from plans import on
+from hashing_reference import HASHINGS
+from keras_under_test import keras, layers
+from process_tiers import on
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
+from training_helpers import (
+    assert_unchanged,
+    differentiate,
+    state,
+    tables_of,
+    train,
+)
 
 pytestmark = on("keras:3", tier="more")
 

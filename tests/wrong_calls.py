@@ -1,6 +1,6 @@
 """Calls of the kernels' operations that must fail, and their errors.
 
-A call is a right one of `operation_calls.py` with other arguments.
+A call is a right one of `right_calls.py` with other arguments.
 """
 
 import collections
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from operation_calls import (
+from right_calls import (
     DIM,
     KEYS,
     ROWS,

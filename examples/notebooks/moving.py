@@ -20,7 +20,7 @@
 # 2. `DistributedEmbedding` of keras_rs,
 # 3. `All2AllDenseEmbedding` of NVIDIA's SparseOperationKit (SOK).
 #
-# **Two Kerases in one notebook.** TFRS is written for Keras 2, which is the
+# **Two versions of Keras in one notebook.** TFRS is written for Keras 2, the
 # package tf_keras; keras_rs for Keras 3, which is the package keras. Both may
 # be imported side by side. `TF_USE_LEGACY_KERAS` only decides which of them
 # `tf.keras` means, when tensorflow is imported, and TFRS says `tf.keras`.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fronts import keras, layers
+from keras_under_test import keras, layers
 from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 
 ROWS, DIM, RATE = 20, 2, 2.0

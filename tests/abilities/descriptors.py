@@ -37,7 +37,7 @@ from abilities.saving import (
     loads_afresh,
     loads_masked,
 )
-from fronts import keras
+from keras_under_test import keras
 
 ABILITIES = {}
 

@@ -21,7 +21,7 @@ from abilities.cases import (
     masked,
 )
 from abilities.saving import WAYS
-from fronts import keras
+from keras_under_test import keras
 
 ABILITIES = {}
 

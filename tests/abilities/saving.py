@@ -28,8 +28,8 @@ from abilities.cases import (
     trained,
     trained_masked,
 )
-from fronts import NUMBER, keras
-from processes import environment
+from keras_under_test import NUMBER, keras
+from run_in_processes import environment
 
 #: The layers whose masks, and loading in a fresh process, each change checks.
 EACH_CHANGE = ("Embedding", "PartialTPUEmbedding, large")

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from plans import keras_and_strategy
+from process_tiers import keras_and_strategy
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "abilities.md"
-#: The processes, as tests/plans.py names them, and their tables.
+#: The processes, as tests/process_tiers.py names them, and their tables.
 HEADINGS = {
     "": "## tf_keras",
     "keras:3": "## Keras 3",

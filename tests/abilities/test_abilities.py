@@ -8,8 +8,8 @@ import tensorflow as tf
 from abilities import descriptors, on_replicas
 from abilities.cases import CASES
 from abilities.table import PAGE, outcome, parse, render
-from fronts import NUMBER
-from plans import nightly, on, process_of
+from keras_under_test import NUMBER
+from process_tiers import nightly, on, process_of
 from tfrs_embed.compat.version import NEWEST_TENSORFLOW
 
 # Its cells share trained models.

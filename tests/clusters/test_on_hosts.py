@@ -20,11 +20,11 @@ import pytest
 import slurm
 
 import documentation
+import kubernetes_job
 import movielens_files
-import pods
 from documentation import ROOT
-from nightly import ALL
-from processes import environment
+from nightly_flag import ALL
+from run_in_processes import environment
 
 pytestmark = [
     pytest.mark.skipif(not ALL, reason="make test-clusters runs it"),
@@ -160,20 +160,20 @@ def test_pods_go_on_together_when_one_dies(
     folder, monkeypatch, victim, backoff_s
 ):
     # Whether the others have noticed before it is there again, or not.
-    monkeypatch.setattr(pods, "BACKOFF_S", backoff_s)
-    manifest = pods.load(RECIPES / "kubernetes.yaml")
+    monkeypatch.setattr(kubernetes_job, "BACKOFF_S", backoff_s)
+    manifest = kubernetes_job.load(RECIPES / "kubernetes.yaml")
     job = manifest["Job"]
     # A pod may have one CPU of this machine.
-    pods.container(job)["resources"]["limits"]["cpu"] = "1"
-    pods.container(job)["args"] += flags(folder)
-    names = [pods.host_name(manifest, i) for i in range(2)]
+    kubernetes_job.container(job)["resources"]["limits"]["cpu"] = "1"
+    kubernetes_job.container(job)["args"] += flags(folder)
+    names = [kubernetes_job.host_name(manifest, i) for i in range(2)]
 
     def change(text):
         return text.replace("/checkpoints", str(folder / "checkpoints"))
 
     with (
         hosts.Hosts(names) as network,
-        pods.Pods(
+        kubernetes_job.Pods(
             job,
             folder,
             change,

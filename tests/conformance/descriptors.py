@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import update_rules
-from fronts import keras, layers
-from nightly import ALL
+from keras_under_test import keras, layers
+from nightly_flag import ALL
 from numpy_rows import ArrayStorage
 from reference import Table
 from tfrs_embed import DynamicKeys, FileStorage, TableConfig

@@ -20,14 +20,14 @@ from conformance.descriptors import (
     fresh,
     large_and_small,
 )
-from fronts import layers
-from helpers import differentiate
+from keras_under_test import layers
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import ShardingType
 from tfrs_embed.distribution import replicas
+from training_helpers import differentiate
 
 tpu = tf.tpu.experimental.embedding
 

@@ -35,11 +35,11 @@ from conformance.harness import (
     train,
     trainer,
 )
-from helpers import assert_unchanged, state
-from nightly import ALL
-from plans import has_kernels, on
+from nightly_flag import ALL
+from process_tiers import has_kernels, on
 from tfrs_embed import kernels
 from tfrs_embed.distribution.row_exchange import TwoStages
+from training_helpers import assert_unchanged, state
 
 
 @dataclasses.dataclass(frozen=True)

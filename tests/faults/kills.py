@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from faults.job import STEPS, STEPS_PER_SAVE, WITH_FILES
-from processes import TESTS, ForkedCluster, environment
+from run_in_processes import TESTS, ForkedCluster, environment
 
 #: Seconds within which the others end.
 WITHIN_S = 30

@@ -26,8 +26,8 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 from faults.job import WITH_FILES  # noqa: E402
 from faults.kills import MODULES, Killer, Outcome, draw  # noqa: E402
-from forks import ForkServer  # noqa: E402
-from processes import environment  # noqa: E402
+from forked_scripts import ForkServer  # noqa: E402
+from run_in_processes import environment  # noqa: E402
 
 
 def report(kill, outcome):

@@ -53,7 +53,7 @@ import tf_keras  # noqa: E402, F401
 
 # Beside this one's folder; it imports nothing of the package.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
-from forks import redirect  # noqa: E402
+from forked_scripts import redirect  # noqa: E402
 
 FOLDER = pathlib.Path(sys.argv[1]).resolve()
 #: Bytes that a fork may address; tests need a third of it.

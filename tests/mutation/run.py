@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
-import plans  # noqa: E402
+import process_tiers  # noqa: E402
 
 #: What is changed.
 MODULES = [
@@ -57,7 +57,7 @@ LEFT_OUT = [
     "test_strategies.py",
     "test_tpu_check.py",
     "test_tpu_strategies.py",
-    "test_two_kerases.py",
+    "test_two_keras_versions.py",
 ]
 
 
@@ -68,9 +68,9 @@ def suites():
             yield "", f"tests/{path.name}"
     yield "", "tests/conformance/test_conformance.py"
     # A fork is one process, and has one Keras imported.
-    for process in plans.NAMES:
+    for process in process_tiers.NAMES:
         if process.startswith(("mirrored", "tpu")):
-            for name in plans.files(process):
+            for name in process_tiers.files(process):
                 yield process, f"tests/{name}"
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import NUMBER, keras, layers
-from helpers import differentiate
+from keras_under_test import NUMBER, keras, layers
 from tfrs_embed.checkpoint import DeltaManager
+from training_helpers import differentiate
 
 DIM = 2
 #: The keys of each training step.

@@ -1,6 +1,6 @@
 """Calls of the kernels' operations with inputs and attributes drawn at random.
 
-Each begins as a right call of `operation_calls.py`, of which a few arguments
+Each begins as a right call of `right_calls.py`, of which a few arguments
 are changed. It must succeed or raise one of `ERRORS`. An error must leave all
 state as it was, and a right call must give the right numbers afterwards.
 """
@@ -8,7 +8,7 @@ state as it was, and a right call must give the right numbers afterwards.
 import numpy as np
 import tensorflow as tf
 
-import operation_calls as calls
+import right_calls as calls
 
 ERRORS = (
     tf.errors.InvalidArgumentError,

@@ -24,8 +24,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import draws
 
-import compared_keys
-import kernel_cases as cases
+import key_table_comparison
+import random_kernel_calls as cases
 from tfrs_embed import FileStorage, kernels
 from tfrs_embed.kernels import files, handle_packs
 from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules, LiveKeys
@@ -255,7 +255,7 @@ def try_wrong(rng, tables, features, gradients):
 def try_keys(rng):
     """Keys that come and go, mostly of small tables."""
     capacity = int(2 ** rng.uniform(0, 12 if rng.random() < 0.2 else 6))
-    compared_keys.run_random_stream(rng, capacity, 12)
+    key_table_comparison.run_random_stream(rng, capacity, 12)
 
 
 def try_messages(rng):
@@ -486,7 +486,7 @@ def main():
         help="file for what may crash next",
     )
     args = parser.parse_args()
-    files.find = lambda: args.library
+    files.find_build = lambda: args.library
     assert kernels.status().loaded, kernels.status()
     tf.get_logger().setLevel("ERROR")  # Graphs are made again and again.
     end = time.monotonic() + args.seconds

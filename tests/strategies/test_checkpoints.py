@@ -15,8 +15,8 @@ import tf_keras
 from tfrs_embed.testing import EmulatedTPUStrategy
 
 import tfrs_embed
-from helpers import state
 from strategies.replicas import distribute
+from training_helpers import state
 
 tpu = tf.tpu.experimental.embedding
 STEPS, BATCH = 4, 12  # Of all replicas.

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from delta_cases import KEYED, PLACEMENTS, check_chain
-from plans import on
+from delta_checkpoints import KEYED, PLACEMENTS, check_chain
+from process_tiers import on
 
 
 @on("mirrored:2", "workers:2", tier="nightly")

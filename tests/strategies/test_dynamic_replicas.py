@@ -10,11 +10,11 @@ import tf_keras
 
 import tfrs_embed
 from dynamic_reference import ReferenceKeys, keys_on, shard_of
-from helpers import assert_same, differentiate, state
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute, local, of_chief
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_rules import key_rules
+from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 

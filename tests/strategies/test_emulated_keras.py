@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from tfrs_embed.testing import EmulatedTPUStrategy
 
-from plans import on
+from process_tiers import on
 
 pytestmark = on("tpu:4x4", tier="more")
 

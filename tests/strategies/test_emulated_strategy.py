@@ -8,10 +8,10 @@ from tensorflow.python.tpu.ops import gen_xla_ops
 from tf_keras.src import backend
 from tfrs_embed.testing import EmulatedTPUStrategy
 
-from helpers import sparse_core_config
-from plans import on
+from process_tiers import on
+from small_tpu_programs import BATCH, STEPS, traced
 from strategies.slices import FEATURES, Slice, make_batch, tpu
-from tpu_programs import BATCH, STEPS, traced
+from training_helpers import sparse_core_config
 
 pytestmark = on("tpu:4x4", tier="more")
 

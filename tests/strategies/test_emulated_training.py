@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.slices import FEW, Slice
 
 pytestmark = on("tpu:4x4", tier="more")

@@ -17,7 +17,7 @@ from gradient_scenarios import (
     initial,
     optimizer,
 )
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute
 from tfrs_embed.compat.strategies import is_tpu
 

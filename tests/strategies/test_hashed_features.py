@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hashed_cases import BATCH, DIM, HASHINGS, expected, feature_of, make_batch
-from plans import on
+from hashing_reference import (
+    BATCH,
+    DIM,
+    HASHINGS,
+    expected,
+    feature_of,
+    make_batch,
+)
+from process_tiers import on
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed import DistributedEmbedding
 from tfrs_embed.compat.strategies import is_tpu

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from reference import Ragged
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed.distribution.replicas import bucket_of
 from traffic_of_ids import FeatureIds, expected_traffic
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 

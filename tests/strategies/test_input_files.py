@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from plans import on
+from process_tiers import on
 from strategies.replicas import of_chief
 
 ROWS, STEPS = 23, 6

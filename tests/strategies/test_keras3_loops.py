@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import keras, layer_of_one_table, layers
-from helpers import tables_of
-from plans import on
+from keras_under_test import keras, layer_of_one_table, layers
+from process_tiers import on
 from strategies.replicas import of_chief
 from tfrs_embed import FeatureConfig, TableConfig
+from training_helpers import tables_of
 
 pytestmark = on("keras:3 mirrored:2", "keras:3 workers:2", tier="more")
 

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute
 from tfrs_embed import monitoring
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", tier="more")
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_replication
 
 import tfrs_embed
-from helpers import sparse_core_config
-from plans import on
+from process_tiers import on
+from training_helpers import sparse_core_config
 
 pytestmark = on("tpu:2x4", tier="more")
 

@@ -20,8 +20,7 @@ from conformance.harness import (
     train,
     trainer,
 )
-from helpers import assert_same, differentiate, state
-from plans import nightly, on
+from process_tiers import nightly, on
 from reference import Feature, Reference, to_tf
 from strategies.replicas import of_chief
 from tfrs_embed import kernels
@@ -36,6 +35,7 @@ from tfrs_embed.layers.keras2 import EngineLayer
 from tfrs_embed.ops.inputs import to_bags, unchecked
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.storage import initial_values
+from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("workers:2", tier="more")
 

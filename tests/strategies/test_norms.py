@@ -12,7 +12,7 @@ from conformance.descriptors import (
     TableCase,
 )
 from conformance.harness import assert_tables, build, train, trainer
-from plans import on
+from process_tiers import on
 from tfrs_embed.optimizers import Regularized
 
 pytestmark = [on("mirrored:2", tier="more"), on("workers:2", tier="nightly")]

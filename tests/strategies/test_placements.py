@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import assert_unchanged, differentiate, state
-from plans import nightly, on
+from process_tiers import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute, local, of_chief
 from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
+from training_helpers import assert_unchanged, differentiate, state
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import nightly, on
+from numpy_step_messages import Place, simulate
+from process_tiers import nightly, on
 from reference import Ragged
-from step_messages import Place, simulate
 from strategies.replicas import distribute
 from traffic_of_ids import FeatureIds, exchange_of_ids
+from training_helpers import differentiate
 
 pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import keras, layers
-from helpers import differentiate
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from reference import best_ids
 from strategies.replicas import distribute, local
 from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig, TopK
+from training_helpers import differentiate
 
 pytestmark = [
     on("mirrored:2", "workers:2"),

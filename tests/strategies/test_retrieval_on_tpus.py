@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fronts import layers
-from plans import on
+from keras_under_test import layers
+from process_tiers import on
 from reference import best_ids
 from tfrs_embed import FeatureConfig, TableConfig
 

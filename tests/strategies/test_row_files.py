@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from delta_cases import PLACEMENTS, Job
-from fronts import layers
-from plans import on
+from delta_checkpoints import PLACEMENTS, Job
+from keras_under_test import layers
+from process_tiers import on
 from strategies.replicas import of_chief
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export_rows

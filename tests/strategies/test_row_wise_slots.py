@@ -12,10 +12,10 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import assert_same, differentiate, state
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute, of_chief
 from tfrs_embed.optimizers import RowWiseAdagrad
+from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("mirrored:2", tier="more")
 

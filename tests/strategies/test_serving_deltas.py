@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from delta_models import ROWS, SPECS, Trainer, answers, apply, load
-from plans import on
+from process_tiers import on
+from served_delta_models import ROWS, SPECS, Trainer, answers, apply, load
 from strategies.replicas import of_chief
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export, export_delta

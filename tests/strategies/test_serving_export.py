@@ -11,8 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from strategies.keras_models import (
     PER_REPLICA,
     compile_model,
@@ -22,6 +21,7 @@ from strategies.keras_models import (
 )
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.serving import export
+from training_helpers import differentiate
 
 TABLES = {"user": [40, 3], "item": [60, 3], "hour": [5, 3]}
 DENSE = [[1], [3, 1]]

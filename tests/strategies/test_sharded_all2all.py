@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from helpers import assert_same, assert_trained_alike, differentiate, state
-from keyed import (
+from all2all_reference import (
     BOTH,
     DIM,
     NNZ,
@@ -26,9 +25,15 @@ from keyed import (
     train,
     write_checkpoint,
 )
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import All2AllDenseEmbedding
+from training_helpers import (
+    assert_same,
+    assert_trained_alike,
+    differentiate,
+    state,
+)
 
 pytestmark = [on("mirrored:2", tier="more"), on("workers:3", tier="nightly")]
 

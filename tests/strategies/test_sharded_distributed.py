@@ -8,8 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from strategies.keras_models import (
     ITEMS,
     PER_REPLICA,
@@ -22,6 +21,7 @@ from strategies.keras_models import (
     make_samples,
 )
 from strategies.replicas import distribute as distribute_each
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", tier="nightly")
 

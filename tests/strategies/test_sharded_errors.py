@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import assert_unchanged, differentiate, state
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.replicas import distribute, local_ids
+from training_helpers import assert_unchanged, differentiate, state
 
 pytestmark = [on("mirrored:2"), on("workers:3", tier="nightly")]
 

@@ -6,8 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import tables_of
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.keras_models import (
     DIM,
     PER_REPLICA,
@@ -21,6 +20,7 @@ from strategies.keras_models import (
     make_samples,
     one_device,
 )
+from training_helpers import tables_of
 
 pytestmark = on("mirrored:2", "workers:2", tier="more")
 

@@ -3,7 +3,7 @@
 import pytest
 
 import tfrs_embed
-from plans import on
+from process_tiers import on
 
 pytestmark = on("mirrored:12", tier="more")
 

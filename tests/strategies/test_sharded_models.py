@@ -10,7 +10,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.keras_models import (
     PER_REPLICA,
     assert_equal_tables,

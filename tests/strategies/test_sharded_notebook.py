@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
 from strategies.replicas import distribute
+from training_helpers import differentiate
 
 WIDTHS = (4, 7)
 

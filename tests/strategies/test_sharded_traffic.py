@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import nightly, on
+from process_tiers import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute, local_ids
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.distribution.replicas import bucket_of
 from traffic_of_ids import FeatureIds, expected_traffic
+from training_helpers import differentiate
 
 pytestmark = [
     on("mirrored:2", tier="more"),

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from plans import on
+from process_tiers import on
 from tfrs_embed.distribution import handshake
 
 pytestmark = on("workers:3", tier="more")

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from plans import on
+from keras_under_test import keras, layers
+from process_tiers import on
 from strategies.replicas import distribute
 
 pytestmark = [on("mirrored:2"), on("keras:3 mirrored:2", tier="more")]

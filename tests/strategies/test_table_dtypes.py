@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from reference import HALVES, random_bits, round_stochastically
 from strategies.replicas import distribute
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", tier="nightly")
 

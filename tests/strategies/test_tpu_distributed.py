@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from helpers import differentiate, sparse_core_config
-from plans import on
+from process_tiers import on
 from reference import to_tf
 from strategies.replicas import distribute
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from training_helpers import differentiate, sparse_core_config
 
 pytestmark = on("tpu:2x2", tier="more")
 

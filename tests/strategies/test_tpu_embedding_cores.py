@@ -23,7 +23,7 @@ from conformance.harness import (
     places_of,
     trainer,
 )
-from plans import nightly, on
+from process_tiers import nightly, on
 from reference import best_ids
 from strategies.embedding_cores import EmbeddingCores
 from tfrs_embed.optimizers import Regularized

@@ -9,8 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import differentiate, sparse_core_config
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.keras_models import (
     PER_REPLICA,
     as_batches,
@@ -26,6 +25,7 @@ from tfrs_embed.compat import strategies
 from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
+from training_helpers import differentiate, sparse_core_config
 
 pytestmark = on("tpu:2x2", tier="more")
 
@@ -311,7 +311,7 @@ def test_a_rule_that_tpus_dont_have_is_an_error(strategy, hardware):
 
         tpu = None
 
-    rate = LearningRate.of(0.5, "Own")
+    rate = LearningRate.convert(0.5, "Own")
     own = rules.TableOptimizer(Own(), rate, None)
     table = tfrs_embed.TableConfig("t", 8, 4, optimizer=own)
     with (

@@ -8,10 +8,10 @@ from tfrs_embed.testing import EmulatedTPUStrategy
 
 from conformance.descriptors import BATCH, TABLES
 from conformance.harness import assert_outputs, assert_tables, build
-from helpers import differentiate
-from nightly import ALL
-from plans import on
+from nightly_flag import ALL
+from process_tiers import on
 from strategies.replicas import add
+from training_helpers import differentiate
 
 # Engine, whether it overlaps steps, (chips, SparseCores of each).
 LOOPS = [

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from tfrs_embed.compat.graphs import operations
+from training_helpers import differentiate
 
 pytestmark = [on("tpu:2x4"), on("tpu:4x4", tier="more")]
 

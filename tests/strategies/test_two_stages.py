@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.replicas import distribute, local, local_ids
 from strategies.test_sharded_traffic import DIM, draw, make_step
 from tfrs_embed.distribution import row_exchange

@@ -6,10 +6,10 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import assert_unchanged, differentiate, state, tables_of
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute, of_chief
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from training_helpers import assert_unchanged, differentiate, state, tables_of
 
 pytestmark = on("mirrored:2", "workers:2", tier="more")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plans import on
+from process_tiers import on
 from reference import Ragged, Sparse
 from strategies.replicas import distribute, local
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig

@@ -4,9 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import on
+from process_tiers import on
 from strategies.replicas import distribute, local
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import differentiate
-from plans import nightly, on
+from process_tiers import nightly, on
 from strategies.replicas import distribute, local
 from tfrs_embed.distribution import row_exchange
+from training_helpers import differentiate
 
 pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 

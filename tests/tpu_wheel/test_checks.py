@@ -16,14 +16,14 @@ from promises import BATCH, make_layer
 from tf_keras import layers
 
 import tfrs_embed
-from helpers import sparse_core_config
-from processes import environment
+from run_in_processes import environment
+from small_tpu_programs import BATCH as FLOATS
+from small_tpu_programs import STEPS, traced
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.tools.tpu_check import passes, tpu_library
 from tfrs_embed.tools.tpu_check.command import _as_json
-from tpu_programs import BATCH as FLOATS
-from tpu_programs import STEPS, traced
+from training_helpers import sparse_core_config
 
 if not has_kernels():
     pytest.skip(

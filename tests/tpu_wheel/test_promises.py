@@ -9,7 +9,7 @@ import tiers
 from models import MODELS
 from promises import PROMISES, Hardware
 
-from processes import run
+from run_in_processes import run
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 

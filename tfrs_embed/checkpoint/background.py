@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrs_embed.checkpoint import bundle, chain
-from tfrs_embed.checkpoint.rows import Changing, Saved
+from tfrs_embed.checkpoint.rows import CheckpointValue, TrackedTable
 
 
 class BackgroundFile:
@@ -31,8 +31,8 @@ class BackgroundFile:
     def __init__(
         self,
         path: str,
-        found: Mapping[str, Saved],
-        moments: Mapping[Changing, int],
+        found: Mapping[str, CheckpointValue],
+        moments: Mapping[TrackedTable, int],
     ) -> None:
         self.path, self.moments = path, dict(moments)
         self.link = chain.Link.first()

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import stored
+from tfrs_embed.checkpoint import stored_pieces
 from tfrs_embed.checkpoint.index import Index, check_lengths
-from tfrs_embed.checkpoint.stored import REMEDY
+from tfrs_embed.checkpoint.stored_pieces import REMEDY
 from tfrs_embed.compat.private_tensorflow import context
 
 #: Bytes of a slice, unless one row has more.
@@ -184,7 +184,9 @@ class BundleReader:
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
         pieces = self.pieces.get(name)
-        if not pieces or any(p.size > stored.LARGE_BYTES for p in pieces):
+        if not pieces or any(
+            p.size > stored_pieces.LARGE_BYTES for p in pieces
+        ):
             rows = self.read_array(name, start, size)
             with tf.device("CPU:0"):
                 return tf.constant(rows)
@@ -198,7 +200,7 @@ class BundleReader:
         It is slower than TensorFlow, which `read_rows` uses for small pieces.
         """
         shape = self.shapes[name]
-        rows = stored.read_rows(self.pieces[name], shape, start, size)
+        rows = stored_pieces.read_rows(self.pieces[name], shape, start, size)
         self._count(name, rows.shape)
         return rows
 

@@ -27,11 +27,11 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    Changed,
-    Changing,
-    Saved,
+    ChangedRows,
+    CheckpointValue,
+    TrackedTable,
 )
-from tfrs_embed.checkpoint.stored import REMEDY, damaged
+from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
 from tfrs_embed.ops.update import PARAMETERS
 
 # So many rows in a row are skipped, and not read.
@@ -78,7 +78,7 @@ class Link:
         return tf.constant([*map(str, dataclasses.astuple(self))])
 
 
-class Writing(NamedTuple):
+class UnfinishedFile(NamedTuple):
     """A file of a chain that is being written.
 
     Attributes:
@@ -88,8 +88,8 @@ class Writing(NamedTuple):
     """
 
     link: Link
-    changed: Mapping[Changing, Changed]
-    found: dict[str, Saved]
+    changed: Mapping[TrackedTable, ChangedRows]
+    found: dict[str, CheckpointValue]
 
     def counts(self) -> dict[Any, tuple[int, ...]]:
         """The numbers of changed rows, for `Session`."""
@@ -106,13 +106,13 @@ _readers: weakref.WeakValueDictionary[str, ChainReader] = (
     weakref.WeakValueDictionary()
 )
 
-_writing: contextvars.ContextVar[Writing | None] = contextvars.ContextVar(
-    "writing", default=None
+_writing: contextvars.ContextVar[UnfinishedFile | None] = (
+    contextvars.ContextVar("writing", default=None)
 )
 
 
 @contextlib.contextmanager
-def writing(file: Writing) -> Iterator[None]:
+def writing(file: UnfinishedFile) -> Iterator[None]:
     """Makes checkpoints that are written in this context files of a chain."""
     token = _writing.set(file)
     try:
@@ -121,7 +121,7 @@ def writing(file: Writing) -> Iterator[None]:
         _writing.reset(token)
 
 
-def being_written() -> Writing | None:
+def being_written() -> UnfinishedFile | None:
     """The file of the present context."""
     return _writing.get()
 

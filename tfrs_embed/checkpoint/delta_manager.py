@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks, unwritten
 from tfrs_embed.checkpoint.listing import BASE, ChainFolder, latest, remove
-from tfrs_embed.checkpoint.rows import Changing, end_moments
+from tfrs_embed.checkpoint.rows import TrackedTable, end_moments
 from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -122,7 +122,7 @@ class DeltaManager:
         self._next: BackgroundFile | None = None
         # The last file's path, and each table's moment when it was saved.
         self._last: str | None = None
-        self._moments: dict[Changing, int] = {}
+        self._moments: dict[TrackedTable, int] = {}
         self._reader: BundleReader | None = None
         self._tables()
 
@@ -228,11 +228,11 @@ class DeltaManager:
         self._last, self._moments = path, {}
         return path
 
-    def _tables(self) -> list[Changing]:
+    def _tables(self) -> list[TrackedTable]:
         """Returns the tables whose changes are tracked; begins to track."""
         found = []
         for each in tf.train.TrackableView(self._checkpoint).descendants():
-            if isinstance(each, Changing) and each not in found:
+            if isinstance(each, TrackedTable) and each not in found:
                 with contextlib.suppress(NotImplementedError):
                     each.track_changes()
                     found.append(each)
@@ -241,13 +241,13 @@ class DeltaManager:
     def _strategy(self) -> tf.distribute.Strategy:
         """The strategy under which the tables were made."""
         for each in tf.train.TrackableView(self._checkpoint).descendants():
-            if isinstance(each, Changing) and each.strategy is not None:
+            if isinstance(each, TrackedTable) and each.strategy is not None:
                 return each.strategy
         return tf.distribute.get_strategy()
 
     def _begin(
-        self, tables: list[Changing], strategy: tf.distribute.Strategy
-    ) -> chain.Writing:
+        self, tables: list[TrackedTable], strategy: tf.distribute.Strategy
+    ) -> chain.UnfinishedFile:
         """Returns the next file: its place, and the changed rows it holds."""
         if strategy.extended.should_checkpoint:
             self._folder.lock()
@@ -264,7 +264,7 @@ class DeltaManager:
         )
         # The last file is in no chain if another manager has saved it.
         if self._last is None or not known[-1][1].id or saves_in_full:
-            return chain.Writing(first, {}, {})
+            return chain.UnfinishedFile(first, {}, {})
         path, before, moments = self._last, known[-1][1], self._moments
         if self._next is not None and self._next.is_done:
             if self._next.error is None:
@@ -288,8 +288,8 @@ class DeltaManager:
                 since = table.known_since
             changed[table] = table.changed(since)
         if not changed:
-            return chain.Writing(first, {}, {})
-        return chain.Writing(before.next(path), changed, {})
+            return chain.UnfinishedFile(first, {}, {})
+        return chain.UnfinishedFile(before.next(path), changed, {})
 
     def _is_full_due(self) -> bool:
         known = self._folder.files()

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, message_of
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rows import CheckpointValue
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat.private_tensorflow import Trackable
 
@@ -138,7 +138,7 @@ class FitPosition(Trackable):
         )
 
 
-class _Numbers(Trackable, Saved):
+class _Numbers(Trackable, CheckpointValue):
     """The epoch, the step and the steps of a position, int64 [3]."""
 
     name = "the position of fit"

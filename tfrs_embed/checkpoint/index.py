@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.stored import (
+from tfrs_embed.checkpoint.stored_pieces import (
     StoredPiece,
     damaged,
     masked_crc32c,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.chain import Link, link_of
-from tfrs_embed.checkpoint.stored import damaged
+from tfrs_embed.checkpoint.stored_pieces import damaged
 from tfrs_embed.compat.files import open_own, remove_folder
 from tfrs_embed.compat.private_tensorflow import checkpoint_management
 

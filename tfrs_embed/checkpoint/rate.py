@@ -9,9 +9,9 @@ import numpy as np
 
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.names import in_delta, sibling
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rows import CheckpointValue
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.checkpoint.taken import copy_for_saving
+from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import RULES, TableOptimizer
@@ -21,7 +21,7 @@ LEARNING_RATE = "learning_rate"
 _SLOTS = {slot for rule in RULES for slot in rule().slots()}
 
 
-class SavedRate(Trackable, Saved):
+class SavedRate(Trackable, CheckpointValue):
     """Saves and restores the learning rate of a table's optimizer.
 
     A rate that a schedule or a callable computes is neither saved nor restored.

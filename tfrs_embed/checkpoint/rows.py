@@ -56,7 +56,7 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
     )
 
 
-class Changed(NamedTuple):
+class ChangedRows(NamedTuple):
     """The rows of a table that have changed since a moment.
 
     They are those that this process holds.
@@ -74,7 +74,7 @@ class Changed(NamedTuple):
     shards: tuple[int, ...]
 
 
-class Changing(abc.ABC):
+class TrackedTable(abc.ABC):
     """A table whose changes can be tracked.
 
     Attributes:
@@ -110,7 +110,7 @@ class Changing(abc.ABC):
         """Ends a moment, and returns its number."""
 
     @abc.abstractmethod
-    def changed(self, since: int) -> Changed:
+    def changed(self, since: int) -> ChangedRows:
         """Returns what has changed since a moment."""
 
     @abc.abstractmethod
@@ -122,7 +122,7 @@ class Changing(abc.ABC):
         """Notes that all rows may have changed."""
 
 
-def end_moments(tables: Iterable[Changing]) -> dict[Changing, int]:
+def end_moments(tables: Iterable[TrackedTable]) -> dict[TrackedTable, int]:
     """Ends the present moment of tracked tables; returns its number by table.
 
     Tables of one engine share their moments, of which there are not too many.
@@ -152,7 +152,7 @@ class HeldRows:
     keys: np.ndarray | None = None
 
 
-class Saved(abc.ABC):
+class CheckpointValue(abc.ABC):
     """A value that this library saves and restores, in blocks.
 
     Attributes:
@@ -172,7 +172,7 @@ class Saved(abc.ABC):
     initial: Initial | None = None
     growing = False
     exporting = False
-    table: Changing | None = None
+    table: TrackedTable | None = None
 
     def held(self) -> list[HeldRows]:
         """The rows that this process holds as a whole, without a collective."""
@@ -188,7 +188,7 @@ class Saved(abc.ABC):
         """Writes the value under a key."""
 
     def save_changed(
-        self, key: str, session: Session, changed: Changed
+        self, key: str, session: Session, changed: ChangedRows
     ) -> None:
         """Writes the values of the table's changed rows; see `deltas`."""
         self.save(key, session)
@@ -214,7 +214,7 @@ class Saved(abc.ABC):
         """Reads the value under a key."""
 
 
-class Rows(Saved):
+class Rows(CheckpointValue):
     """A table or slot: rows [vocabulary_size, dim], or [vocabulary_size].
 
     Attributes:
@@ -292,7 +292,7 @@ class Rows(Saved):
                 self.write_rows(*block)
 
     def save_changed(
-        self, key: str, session: Session, changed: Changed
+        self, key: str, session: Session, changed: ChangedRows
     ) -> None:
         rows = changed.rows
         self.write_changed(key, session.writer(), rows, 0, len(rows))

@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.fit_position import FitPosition
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import integer_or_none
 
 
-class SaveCallback(kerases.Hooks):
+class SaveCallback(keras_versions.PlainCallback):
     """A callback of tf_keras or Keras 3 that saves checkpoints in `fit`.
 
     It saves every `every_steps` steps, or else at the end of each epoch; and
@@ -166,7 +166,10 @@ class SaveCallback(kerases.Hooks):
         self._set("_training_state", _Start(epoch, step))
 
     def _of_keras_3(self) -> bool:
-        return bool(kerases.of(self._model).__name__ == kerases.KERAS_3)
+        return bool(
+            keras_versions.keras_of(self._model).__name__
+            == keras_versions.KERAS_3
+        )
 
     def _set(self, name: str, value: Any) -> None:
         self._before = name, getattr(self._model, name)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import key_of
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rows import CheckpointValue
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.private_tensorflow import registration, save_context
@@ -25,9 +25,9 @@ _ATTRIBUTE = "_tfrs_embed_saved"
 _PACKAGE, _NAME = "tfrs_embed", "table"
 
 
-def mark(variable: Any, saved: Saved) -> None:
+def mark(variable: Any, saved: CheckpointValue) -> None:
     """Makes `saved` save and restore a variable, or an object like one."""
-    if isinstance(variable, Saved):
+    if isinstance(variable, CheckpointValue):
         return
     setattr(variable, _ATTRIBUTE, saved)
     # Keras's `model.export` writes variables without their owners, so the
@@ -41,9 +41,9 @@ def mark(variable: Any, saved: Saved) -> None:
     variable._trackable_children = children
 
 
-def marked(variable: Any) -> Saved | None:
-    """The `Saved` of an object that is one or is marked, else None."""
-    if issubclass(type(variable), Saved):
+def marked(variable: Any) -> CheckpointValue | None:
+    """The value of an object that is one or is marked, else None."""
+    if issubclass(type(variable), CheckpointValue):
         return variable
     # Called for all objects of all checkpoints: __getattr__ may do anything.
     try:
@@ -120,7 +120,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                     table.restored(reader.prefix)
 
 
-def _by_key(trackables: Mapping[str, Any]) -> dict[str, Saved]:
+def _by_key(trackables: Mapping[str, Any]) -> dict[str, CheckpointValue]:
     found = ((key_of(n), marked(t)) for n, t in trackables.items())
     return {key: saved for key, saved in found if saved is not None}
 

@@ -18,11 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rows import CheckpointValue
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_tensorflow import Trackable
-from tfrs_embed.optimizers import unreached
+from tfrs_embed.optimizers import missing_settings
 
 _ATTRIBUTE = "_tfrs_embed_slots_of"
 _CHILD = "tfrs_embed_order"
@@ -33,7 +33,7 @@ def mark(variable: tf.Variable, name: str) -> None:
     setattr(variable, _ATTRIBUTE, name)
 
 
-class SavedOrder(Trackable, Saved):
+class SavedOrder(Trackable, CheckpointValue):
     """The positions of layers' variables among those that an optimizer trains.
 
     Attributes:
@@ -111,7 +111,7 @@ def install(keras: Any) -> None:
     They also warn, when they are built, of settings that don't reach tables;
     and those of Keras 3 sum repeated rows in gradients of tables.
     """
-    own = keras.__name__ == kerases.TF_KERAS
+    own = keras.__name__ == keras_versions.TF_KERAS
     method = "_build_index_dict" if own else "build"
     [owner] = [
         kind
@@ -123,7 +123,7 @@ def install(keras: Any) -> None:
     @functools.wraps(build)
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
         build(self, var_list)
-        unreached.warn(self, var_list)
+        missing_settings.warn(self, var_list)
         if not own:
             # It imports Keras 3.
             from tfrs_embed.optimizers import repeated_rows

@@ -76,7 +76,7 @@ def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
                 pending.extend(inner.graph.get_operations())
 
 
-def here(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+def capture(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors as captured by the graph that is being traced.
 
     A function may use tensors of outer graphs directly, but TensorFlow then

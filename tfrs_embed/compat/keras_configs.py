@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_tensorflow import init_ops, init_ops_v2
 
 # The base class of each kind. A kind is the path of its module in a Keras.
@@ -40,7 +40,7 @@ _ARRAYS = ("__numpy__", "__tensor__")
 def require_small(initializer: Any, where: str) -> None:
     """Raises a NotImplementedError if a config can't hold an initializer.
 
-    TensorFlow and both Kerases keep the array of a constant one as `value`.
+    TensorFlow and Keras keep the array of a constant one as `value`.
     """
     size = np.size(getattr(initializer, "value", 0))
     if size > _MOST_NUMBERS:
@@ -96,10 +96,10 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     is_class: bool = isinstance(found, type)
     if not is_class:
         return found
-    owner = kerases.of_class(found) or keras
+    owner = keras_versions.keras_of_class(found) or keras
     # Classes of these packages don't read arrays in configs of all formats.
     package = found.__module__.partition(".")[0]
-    with_arrays = package in ("tensorflow", kerases.TF_KERAS)
+    with_arrays = package in ("tensorflow", keras_versions.TF_KERAS)
     try:
         arguments = _checked(inner or {}, owner, where, with_arrays)
         # Keras registers classes that have only `get_config`, too.
@@ -128,10 +128,12 @@ def _find(config: Mapping[str, Any], kind: str, keras: Any) -> Any:
         found = keras.saving.get_registered_object(registered)
     if found is not None:
         # The program's own functions and classes need not have Keras's base.
-        of_keras = isinstance(found, type) and kerases.of_class(found)
+        of_keras = isinstance(found, type) and keras_versions.keras_of_class(
+            found
+        )
         own = not of_keras and not kind.startswith("optimizers")
         return found if own or _is_of(found, kind, keras) else None
-    if module in (None, *(f"{each}.{kind}" for each in kerases.NAMES)):
+    if module in (None, *(f"{each}.{kind}" for each in keras_versions.NAMES)):
         holder = operator.attrgetter(kind)(keras)
     else:
         holder = sys.modules.get(module) if isinstance(module, str) else None
@@ -144,7 +146,9 @@ def _is_of(found: Any, kind: str, keras: Any) -> bool:
     """Whether a value is a class of the kind, of a Keras or TensorFlow."""
     bases = [getattr(operator.attrgetter(kind)(keras), _BASES[kind])]
     if kind == "initializers":  # A table takes those of either Keras.
-        bases.extend(each.initializers.Initializer for each in kerases.loaded())
+        bases.extend(
+            each.initializers.Initializer for each in keras_versions.loaded()
+        )
         bases.extend(_OF_TENSORFLOW)
     return isinstance(found, type) and issubclass(found, tuple(bases))
 
@@ -167,7 +171,7 @@ def _checked(value: Any, keras: Any, where: str, with_arrays: bool) -> Any:
             return {"class_name": name, "config": dict(stored)}
         dtype = tf.as_dtype(stored["dtype"]).as_numpy_dtype
         return np.array(stored["value"], dtype)
-    if "class_name" in value and keras.__name__ == kerases.TF_KERAS:
+    if "class_name" in value and keras.__name__ == keras_versions.TF_KERAS:
         named = isinstance(name, str)
         if not named or not any(_find(value, kind, keras) for kind in _BASES):
             raise _refused(where, value, "objects in configs", keras)

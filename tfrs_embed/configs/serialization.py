@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat import keras_configs, keras_versions
 from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.configs.dynamic_keys import (
@@ -210,10 +210,10 @@ def initializer_to_config(initializer: Any, keras: Any, where: str) -> Any:
     NotImplementedError of one that has too many numbers.
     """
     keras_configs.require_small(initializer, where)
-    if kerases.is_initializer(initializer):
-        own = kerases.of(initializer)
+    if keras_versions.is_initializer(initializer):
+        own = keras_versions.keras_of(initializer)
         config = own.initializers.serialize(initializer)
-        # Classes of one name have different arguments in the two Kerases.
+        # Classes of one name have different arguments in the two versions.
         return config if own is keras else {_KERAS: own.__name__, **config}
     try:
         return keras.saving.serialize_keras_object(initializer)
@@ -230,7 +230,7 @@ def initializer_from_config(config: Any, keras: Any, where: str) -> Any:
     """
     if isinstance(config, Mapping) and _KERAS in config:
         config = dict(config)
-        keras = kerases.named(config.pop(_KERAS))
+        keras = keras_versions.named(config.pop(_KERAS))
     return keras_configs.deserialize(config, "initializers", keras, where)
 
 

@@ -26,7 +26,7 @@ class Structure:
     paths: tuple[str, ...]
 
     @classmethod
-    def of(
+    def split(
         cls, value: Any, is_leaf: Callable[[Any], bool]
     ) -> tuple[Structure, list[Any]]:
         """Splits a nesting into its structure and its leaves in order.

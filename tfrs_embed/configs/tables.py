@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import (
     MOST,
     as_int,
@@ -142,7 +142,7 @@ class TableConfig:
         choice(self.rounding, get_args(Rounding), f"{where}: rounding")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
-            initializer = kerases.default().initializers.get(initializer)
+            initializer = keras_versions.default().initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
         if isinstance(initializer, type) or not (
             initializer is None or callable(initializer)
@@ -497,7 +497,7 @@ def parse(
     Args:
         feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
             nesting of dicts, lists and tuples of them.
-        keras: the Keras of default initializers; None: `kerases.default()`.
+        keras: the Keras of default initializers; None: `default()`.
         owner: the tables' `owner`.
 
     Raises:
@@ -505,7 +505,7 @@ def parse(
             setting.
         TypeError: another object than a feature config in the nesting.
     """
-    structure, configs = Structure.of(
+    structure, configs = Structure.split(
         feature_config,
         lambda node: (
             isinstance(node, (FeatureConfig, _tpu.FeatureConfig))
@@ -518,7 +518,7 @@ def parse(
         raise ValueError(
             f"Two features have one path: {sorted(structure.paths)}."
         )
-    keras = keras or kerases.default()
+    keras = keras or keras_versions.default()
     tables: dict[int, TableSpec] = {}
     features = []
     for config, path in zip(configs, structure.paths, strict=True):
@@ -686,7 +686,7 @@ def _own_copy(initializer: Any) -> Any:
 
     Tables that shared it would start equal, as each call repeats its values.
     """
-    if not kerases.is_initializer(initializer):
+    if not keras_versions.is_initializer(initializer):
         return initializer
     # Keras 3's picks a seed of its own, and keeps what it was given too.
     seed = getattr(initializer, "seed", 0)

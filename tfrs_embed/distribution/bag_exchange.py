@@ -96,7 +96,7 @@ class BagExchange:
         self._ranks = tf.constant([p.rank for p in self.pieces])
         self.unit = unit_of(p.width for p in self.pieces)
 
-    def here(self, replica: int) -> list[Piece]:
+    def local_pieces(self, replica: int) -> list[Piece]:
         """Returns a local replica's pieces, in the order of messages."""
         rank = self._replicas.ranks[replica]
         return [p for p in self.pieces if p.rank == rank]
@@ -146,7 +146,7 @@ class BagExchange:
             replica, message, self._channel + _BAGS, number
         )
         received, counts = bag_messages.read(
-            operations, self.here(replica), bags, message, words
+            operations, self.local_pieces(replica), bags, message, words
         )
         self._replicas.sent[replica].add(
             unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
@@ -231,7 +231,7 @@ class BagExchange:
         message = self._replicas.all_to_all(
             replica, message, self._channel + _GRADIENTS, received.bucket
         )
-        mine = self.here(replica)
+        mine = self.local_pieces(replica)
         if not mine:
             return []
         units = self._units(replica, received)
@@ -247,7 +247,7 @@ class BagExchange:
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
         """Returns the units of replicas' vectors, [pieces here, world]."""
-        widths = [p.width // self.unit for p in self.here(replica)]
+        widths = [p.width // self.unit for p in self.local_pieces(replica)]
         return received.counts * tf.constant(widths, tf.int32, [len(widths), 1])
 
     def _in_units(self, values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -31,9 +31,9 @@ from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
+from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
-from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.sharded import Part, ShardedVariable
 from tfrs_embed.storage.table_state import TableState
 
@@ -312,7 +312,7 @@ class CollectiveEngine(Engine, JointEngine):
             return
         self._compare(_UPDATE)
         # No table is trained if there is no room for another's keys.
-        after = graphs.here(residuals.after if self.gives_rows else [])
+        after = graphs.capture(residuals.after if self.gives_rows else [])
         replica = residuals.replica
         counted = self._replicas.counting(replica, self._traffic[replica])
         with tf.control_dependencies(after), counted:

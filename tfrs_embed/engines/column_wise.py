@@ -72,7 +72,7 @@ class ColumnWiseEngine(CollectiveEngine):
     ) -> tuple[list[tf.Tensor], Residuals]:
         bags, training = call.bags, call.training
         received = self._exchange.send_bags(replica, bags, training)
-        mine = self._exchange.here(replica)
+        mine = self._exchange.local_pieces(replica)
         vectors = self._shards[replica].store.lookup(
             [p.table for p in mine], received.bags, training, self._wire.dtype
         )
@@ -102,7 +102,10 @@ class ColumnWiseEngine(CollectiveEngine):
         got = self._exchange.send_gradients(replica, received, by_piece)
         contributions: dict[str, GradientContributions] = {}
         for piece, b, gradient in zip(
-            self._exchange.here(replica), received.bags, got, strict=True
+            self._exchange.local_pieces(replica),
+            received.bags,
+            got,
+            strict=True,
         ):
             add_bags(contributions, piece.table, b, gradient)
         return contributions

@@ -20,8 +20,8 @@ from tfrs_embed.ops.update import (
     GradientContributions,
     add_bags,
 )
+from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.initial_values import initial_blocks
-from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.row_store import HOST, IdsOfTables
 from tfrs_embed.storage.sharded import Part
 

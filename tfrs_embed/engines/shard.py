@@ -139,7 +139,7 @@ class Shard:
             [g for c in contributions.values() for g in c.gradients]
         )
         with tf.control_dependencies(
-            graphs.here([*after, *gradients.matrices])
+            graphs.capture([*after, *gradients.matrices])
         ):
             self.step.assign_add(made)
 

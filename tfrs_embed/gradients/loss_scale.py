@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import custom_gradients, kerases
+from tfrs_embed.compat import custom_gradients, keras_versions
 from tfrs_embed.gradients import passes
 
 
@@ -26,7 +26,7 @@ from tfrs_embed.gradients import passes
 def install(keras: Any) -> None:
     """Marks the losses that a Keras's optimizers scale; idempotent."""
     scaling = keras.mixed_precision.LossScaleOptimizer
-    if keras.__name__ == kerases.TF_KERAS:
+    if keras.__name__ == keras_versions.TF_KERAS:
         name, kinds = "get_scaled_loss", scaling.__subclasses__()
     else:
         # In Keras 3 every optimizer can have a fixed loss scale.
@@ -62,7 +62,7 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
             if not ended:
                 # A ForwardAccumulator calls this while it records.
                 return gradient
-            running = passes.here()
+            running = passes.current_passes()
             if running:
                 running[-1].scale(optimizer)
             elif forward != "eager":

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.compat import custom_gradients, kerases, strategies
+from tfrs_embed.compat import custom_gradients, keras_versions, strategies
 
 #: A trigger's value in a pass that doesn't ask for the layer's tables.
 NOT_ASKED = float("inf")
@@ -190,7 +190,7 @@ class Pass:
 
 def _tell(layer: Trigger) -> None:
     """Sets a trigger's value for the passes in the current graph."""
-    running = here()
+    running = current_passes()
     if not any(p.knows(layer) for p in running):
         value: Any = 0.0
     elif not (asked(layer, running) and running[-1].watches(layer)):
@@ -199,8 +199,8 @@ def _tell(layer: Trigger) -> None:
         optimizer = scaled_by(layer, running)
         value = 1.0
         if optimizer is not None:
-            value = tf.cast(kerases.loss_scale(optimizer), tf.float32)
-            value = -value if kerases.adapts_scale(optimizer) else value
+            value = tf.cast(keras_versions.loss_scale(optimizer), tf.float32)
+            value = -value if keras_versions.adapts_scale(optimizer) else value
     tf.raw_ops.AssignVariableOp(
         resource=layer.trigger.handle, value=tf.cast(value, tf.float32)
     )
@@ -261,7 +261,7 @@ def graph() -> Any:
     return tf.compat.v1.get_default_graph()
 
 
-def here() -> list[Pass]:
+def current_passes() -> list[Pass]:
     """The passes that run in the current graph, the outermost first."""
     current = graph()
     return [p for p in _thread.passes if p.graph is current]

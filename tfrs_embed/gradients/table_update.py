@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.gradients import passes
 
@@ -123,8 +123,8 @@ class GradientUpdate:
         optimizer = passes.scaled_by(self, running)
         lookup.updated = True
         if optimizer is not None:
-            finite = _unscale(gradients, kerases.loss_scale(optimizer))
-            if kerases.adapts_scale(optimizer):
+            finite = _unscale(gradients, keras_versions.loss_scale(optimizer))
+            if keras_versions.adapts_scale(optimizer):
                 return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
@@ -256,7 +256,7 @@ def _running(lookup: Lookup) -> tuple[list[passes.Pass], bool, bool]:
     the second, whether the lookup is in a branch or loop that it is not in.
     """
     graph = passes.graph()
-    running = passes.here()
+    running = passes.current_passes()
     own = passes.in_own_gradient()
     branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
     in_branch = branch and lookup.graph is not graph

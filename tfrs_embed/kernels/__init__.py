@@ -85,7 +85,7 @@ def missing() -> str | None:
     """
     if tf.config.get_visible_devices("GPU"):
         return None
-    return _why_none(files.find())
+    return _why_none(files.find_build())
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def operations(device: str | None, elsewhere: bool = False) -> Any:
 
 @functools.cache
 def _load() -> tuple[Status, Any]:
-    path = files.find()
+    path = files.find_build()
     reason = _why_none(path)
     if reason is not None:
         return Status(False, reason), None

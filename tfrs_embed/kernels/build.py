@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The process's exit status: 1 if they can't be compiled.
     """
-    found = files.find()
+    found = files.find_build()
     if found and args.output is None and not args.force:
         print(f"The kernels are built: {found}")
         return 0

@@ -42,7 +42,7 @@ def _fits_alike() -> str:
     return f"kernels-tf{tf.__version__}-{platform.machine()}-"
 
 
-def find() -> Path | None:
+def find_build() -> Path | None:
     """Returns the build that fits, or None."""
     name = file_name()
     # Someone compiled the first one's on purpose. Bazel makes the last one.

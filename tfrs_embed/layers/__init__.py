@@ -11,7 +11,7 @@ from typing import Any
 
 import wrapt
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 
 _KERAS2 = f"{__name__}.keras2"
 _KERAS3 = f"{__name__}.keras3"
@@ -32,9 +32,9 @@ def register_layers() -> None:
     program. TensorFlow, too, needs wrapt.
     """
     wrapt.register_post_import_hook(
-        lambda _: importlib.import_module(_KERAS2), kerases.TF_KERAS
+        lambda _: importlib.import_module(_KERAS2), keras_versions.TF_KERAS
     )
-    wrapt.register_post_import_hook(_register_later, kerases.KERAS_3)
+    wrapt.register_post_import_hook(_register_later, keras_versions.KERAS_3)
 
 
 def _register_later(keras: Any) -> None:
@@ -51,4 +51,6 @@ def _register_later(keras: Any) -> None:
             return getattr(layers, name).from_config(config)
 
         methods = {"from_config": staticmethod(from_config)}
-        kerases.register(keras)(type(name, (keras.layers.Layer,), methods))
+        keras_versions.register(keras)(
+            type(name, (keras.layers.Layer,), methods)
+        )

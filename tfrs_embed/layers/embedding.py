@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat import keras_configs, keras_versions
 from tfrs_embed.compat.arguments import choice, flag, integer
 from tfrs_embed.configs.tables import COMBINERS
 from tfrs_embed.configs.types import Combiner, KerasArguments
@@ -126,7 +126,10 @@ class Embedding(Layer):
     ) -> tf.Tensor | tf.RaggedTensor:
         """Looks ids up; see the class."""
         output = embedding_lookup(
-            kerases.variable(self.embeddings), inputs, self.combiner, weights
+            keras_versions.variable(self.embeddings),
+            inputs,
+            self.combiner,
+            weights,
         )
         return tf.cast(output, self.compute_dtype)
 

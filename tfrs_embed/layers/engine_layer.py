@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.configs.tables import TableSpec
@@ -23,7 +23,7 @@ from tfrs_embed.gradients.table_update import GradientUpdate, Lookup
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
-from tfrs_embed.optimizers import unreached
+from tfrs_embed.optimizers import missing_settings
 from tfrs_embed.storage.table_state import Tables
 
 
@@ -92,11 +92,13 @@ class EngineLayer(Layer):
                 dtype="float32",
             )
             slot_order.mark(self.gradient_trigger, "gradient_trigger")
-            unreached.mark(
+            missing_settings.mark(
                 self.gradient_trigger, self.name, self.engine.optimizers
             )
             self._update = GradientUpdate(
-                self.name, self.engine, kerases.variable(self.gradient_trigger)
+                self.name,
+                self.engine,
+                keras_versions.variable(self.gradient_trigger),
             )
             this = weakref.ref(self)
             for name, state in states.items():
@@ -152,7 +154,7 @@ class EngineLayer(Layer):
             outputs = activations(vectors, bags, features, dtype)
             return _after_all(vectors, outputs), backward
 
-        outputs = lookup_vectors(kerases.variable(self.gradient_trigger))
+        outputs = lookup_vectors(keras_versions.variable(self.gradient_trigger))
         lookup.ended = True
         return tf.nest.flatten(outputs)
 
@@ -202,7 +204,7 @@ class EngineLayer(Layer):
                 )
             return
         try:
-            kerases.check_store(store)
+            keras_versions.check_store(store)
             found = []
             for state in self.engine.states.values():
                 for name, variable in state.variables.items():
@@ -248,7 +250,7 @@ def _watched(
 
         return tf.identity(value), backward
 
-    output = read(kerases.variable(this.gradient_trigger), value)
+    output = read(keras_versions.variable(this.gradient_trigger), value)
     lookup.ended = True
     return output
 

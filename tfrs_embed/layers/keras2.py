@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.checkpoint.names import in_graphs
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_tensorflow import traces_shapes
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 from tfrs_embed.layers import (
@@ -73,7 +73,7 @@ class _Layer(tf_keras.layers.Layer):
         super()._set_mask_metadata(inputs, outputs, *rest, **kwargs)
 
     def load_own_variables(self, store: Any) -> None:
-        kerases.check_store(store)
+        keras_versions.check_store(store)
         super().load_own_variables(store)
 
 
@@ -101,7 +101,7 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
         return super()._tracking_metadata
 
 
-_register = kerases.register(tf_keras)
+_register = keras_versions.register(tf_keras)
 
 
 @_register

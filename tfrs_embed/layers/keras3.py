@@ -40,7 +40,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_graphs
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_keras_3 import (
     Reducing,
     creating_variables,
@@ -123,7 +123,7 @@ class _Layer(keras.layers.Layer):
         return super().__call__(*args, **kwargs)
 
     def load_own_variables(self, store: Any) -> None:
-        kerases.check_store(store)
+        keras_versions.check_store(store)
         super().load_own_variables(store)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,9 @@ class _Layer(keras.layers.Layer):
             self.build(None)
         traced = call.get_concrete_function(
             *keras.tree.map_structure(
-                lambda each: kerases.spec(each) if _is_symbolic(each) else each,
+                lambda each: (
+                    keras_versions.spec(each) if _is_symbolic(each) else each
+                ),
                 (args, kwargs),
             )
         )
@@ -289,7 +291,7 @@ def _check_strategy(kind: str, name: str | None) -> None:
         )
 
 
-_register = kerases.register(keras)
+_register = keras_versions.register(keras)
 
 
 @_register

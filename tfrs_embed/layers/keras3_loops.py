@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases, private_keras_3
+from tfrs_embed.compat import keras_versions, private_keras_3
 from tfrs_embed.compat.private_tensorflow import distribute_data
 from tfrs_embed.distribution import failures, handshake
 from tfrs_embed.layers import sparse_rows
@@ -127,7 +127,9 @@ def fit(
     _check(model, strategy)
     listed = keras.tree.flatten(callbacks) if callbacks else []
     for each in listed:
-        if not isinstance(each, (keras.callbacks.Callback, kerases.Hooks)):
+        if not isinstance(
+            each, (keras.callbacks.Callback, keras_versions.PlainCallback)
+        ):
             raise TypeError(
                 "keras3.fit takes callbacks of Keras 3, which are "
                 f"keras.callbacks.Callback, got {each!r} of "

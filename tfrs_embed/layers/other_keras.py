@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
-from tfrs_embed.compat.kerases import KERAS_3, TF_KERAS
+from tfrs_embed.compat import keras_versions
+from tfrs_embed.compat.keras_versions import KERAS_3, TF_KERAS
 from tfrs_embed.gradients import passes
 
 _OTHER = {TF_KERAS: KERAS_3, KERAS_3: TF_KERAS}
@@ -43,7 +43,7 @@ def refuse_call(name: str, keras: Any, inputs: Any) -> None:
         return
     for each in getattr(keras, "tree", tf.nest).flatten(inputs):
         if type(each).__name__.endswith("KerasTensor"):
-            owner = kerases.of(each)
+            owner = keras_versions.keras_of(each)
             if owner is not None and owner.__name__ == other:
                 raise _error(
                     f"Layer '{name}' is called with a KerasTensor of "
@@ -65,8 +65,8 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
     Some models of Keras 3 call their layers in a step of their own, which Keras
     3 has no call context of. Their variables don't include the layer's.
     """
-    for running in passes.here():
-        owners = map(kerases.of, tf.nest.flatten(running.sources))
+    for running in passes.current_passes():
+        owners = map(keras_versions.keras_of, tf.nest.flatten(running.sources))
         if not running.asks_for(weight) and any(
             owner is not None and owner.__name__ == KERAS_3 for owner in owners
         ):

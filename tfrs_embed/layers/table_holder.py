@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint import chain, slot_order
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import placement, serialization
@@ -300,7 +300,7 @@ class TableHolder(Layer):
                 if not layer.built:
                     with tf.name_scope(in_graphs(table.name)):
                         keras_tables.build(layer, table)
-                variable = kerases.variable(layer.embeddings)
+                variable = keras_versions.variable(layer.embeddings)
                 self.tables[table.name].add("parameters", variable)
                 slot_order.mark(layer.embeddings, table.name)
         self._has_tables = True

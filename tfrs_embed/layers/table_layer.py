@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
@@ -308,7 +308,10 @@ class TableLayer(TableHolder):
         for lookup in inputs.lookups:
             layer = self._keras_layer(lookup.table.name)
             if layer is not None:
-                table, b = kerases.variable(layer.embeddings), bags[id(lookup)]
+                table, b = (
+                    keras_versions.variable(layer.embeddings),
+                    bags[id(lookup)],
+                )
                 vectors = lookup_table(table, b, self._strategy)
                 [found[id(lookup)]] = activations(
                     [vectors], [b], [lookup], self.compute_dtype

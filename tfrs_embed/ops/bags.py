@@ -125,7 +125,7 @@ class BaggedIds(NamedTuple):
         if self.scale is None:
             return vectors
         scale = tf.cast(self.scale, vectors.dtype)
-        axis = (constants or Constants()).of(1)
+        axis = (constants or Constants()).get(1)
         return vectors * tf.expand_dims(scale, axis)
 
     @property
@@ -188,7 +188,7 @@ class Constants:
         self.shared = not (is_tpu(strategy) or in_xla())
         self._known: dict[Any, tf.Tensor] = {}
 
-    def of(self, value: int | Sequence[int]) -> tf.Tensor:
+    def get(self, value: int | Sequence[int]) -> tf.Tensor:
         """Returns the constant, [] or [n]."""
         key = value if isinstance(value, int) else tuple(value)
         if key not in self._known or not self.shared:
@@ -210,17 +210,17 @@ def bag_of_id(
     # The bag of an id is the number of ends up to it. `tf.repeat` takes memory
     # for count times the longest bag, and longer to trace. Size -1: the rest.
     ends = tf.raw_ops.Slice(
-        input=splits, begin=constants.of([1]), size=constants.of([-1])
+        input=splits, begin=constants.get([1]), size=constants.get([-1])
     )
     counts = tf.raw_ops.UnsortedSegmentSum(
         data=tf.raw_ops.OnesLike(x=ends),
         segment_ids=ends,
-        num_segments=num_ids + constants.of(1),
+        num_segments=num_ids + constants.get(1),
     )
     return tf.raw_ops.Slice(
-        input=tf.raw_ops.Cumsum(x=counts, axis=constants.of(0)),
-        begin=constants.of([0]),
-        size=tf.expand_dims(num_ids, constants.of(0)),
+        input=tf.raw_ops.Cumsum(x=counts, axis=constants.get(0)),
+        begin=constants.get([0]),
+        size=tf.expand_dims(num_ids, constants.get(0)),
     )
 
 
@@ -278,13 +278,13 @@ def sum_by_segment(
         data=rows,
         indices=indices,
         segment_ids=segment_ids,
-        num_segments=num_segments + constants.of(1),
+        num_segments=num_segments + constants.get(1),
     )
     return tf.raw_ops.StridedSlice(
         input=total,
-        begin=constants.of([0]),
-        end=tf.expand_dims(num_segments, constants.of(0)),
-        strides=constants.of([1]),
+        begin=constants.get([0]),
+        end=tf.expand_dims(num_segments, constants.get(0)),
+        strides=constants.get([1]),
     )
 
 

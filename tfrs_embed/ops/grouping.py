@@ -175,7 +175,7 @@ class Layouts(Constants):
             if shape.shape == [1]:
                 return shape, tf.squeeze(shape)
             return shape, tf.reduce_prod(shape)
-        return self.of(shape), self.of(math.prod(shape))
+        return self.get(shape), self.get(math.prod(shape))
 
     def scale(
         self, count: tf.Tensor, bag_size: int, combiner: str

@@ -87,21 +87,21 @@ def combine(
         rows = tf.where(there & all_valid, rows, fixed)
     if bags.weights is not None:
         weights = tf.cast(bags.weights, rows.dtype)
-        rows *= tf.expand_dims(weights, constants.of(1))
+        rows *= tf.expand_dims(weights, constants.get(1))
     if bags.bag_size == 1:
         pass
     elif bags.bag_size is not None and index is None:
-        shape = constants.of([-1, bags.bag_size, rows.shape[1]])
-        rows = tf.reduce_sum(tf.reshape(rows, shape), constants.of(1))
+        shape = constants.get([-1, bags.bag_size, rows.shape[1]])
+        rows = tf.reduce_sum(tf.reshape(rows, shape), constants.get(1))
     elif in_xla:
         # XLA has no sparse sums.
         rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
         if index is None:
             index = tf.raw_ops.Range(
-                start=constants.of(0),
+                start=constants.get(0),
                 limit=tf.size(bags.ids),
-                delta=constants.of(1),
+                delta=constants.get(1),
             )
         rows = sum_by_segment(
             rows, index, bags.bag_of_id(), bags.count, constants
@@ -155,7 +155,7 @@ def _in_shape(
         return vectors
     if shape.is_fully_defined():
         # XLA needs a static shape.
-        return tf.reshape(vectors, constants.of(shape.as_list()))
+        return tf.reshape(vectors, constants.get(shape.as_list()))
     if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)

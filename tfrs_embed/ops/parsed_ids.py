@@ -68,7 +68,7 @@ class ParsedIds:
     def flatten(self, constants: Constants) -> None:
         """Reshapes the ids to [n]."""
         if self.ids.shape.rank != 1:
-            self.ids = tf.reshape(self.ids, constants.of([-1]))
+            self.ids = tf.reshape(self.ids, constants.get([-1]))
 
     @property
     def even(self) -> bool:

@@ -4,7 +4,7 @@
 Keras's, `rules` the formulas: a new rule is a class there. `options` clips
 gradients and decays rows before a rule, `learning_rate` changes between steps,
 `conversion` takes users' optimizers. `following` copies a model's rate to
-tables, and `unreached` warns of the model's settings that tables lack.
+tables, and `missing_settings` warns of the model's settings that tables lack.
 
 Example:
     >>> table = tfrs_embed.TableConfig(

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat import keras_configs, keras_versions
 from tfrs_embed.compat.arguments import choice
 from tfrs_embed.optimizers.declared import OptimizerName, Regularized
 from tfrs_embed.optimizers.learning_rate import (
@@ -100,13 +100,13 @@ def convert(
             f"{optimizer.__name__}; write {optimizer.__name__}()."
         )
     if isinstance(optimizer, Mapping):
-        module = (keras or kerases.default()).__name__
+        module = (keras or keras_versions.default()).__name__
         raise TypeError(
             f"{where}: the optimizer must be an object, got a "
             f"{type(optimizer).__name__}; make one of Keras's config by "
             f"{module}.optimizers.deserialize(config)."
         )
-    own = kerases.of(optimizer)
+    own = keras_versions.keras_of(optimizer)
     if own is not None and own is (keras or own):
         scaling = own.mixed_precision.LossScaleOptimizer
         if isinstance(optimizer, scaling):
@@ -116,7 +116,7 @@ def convert(
         known = [getattr(module, kind, None) for module in modules]
         if kind in _OF_KERAS and type(optimizer) in known:
             return _from_keras(optimizer, kind, where)
-    wanted = (keras or own or kerases.default()).__name__
+    wanted = (keras or own or keras_versions.default()).__name__
     given = type(optimizer)
     ours = [rule.declared.__name__ for rule in RULES if rule.declared]
     message = (
@@ -125,7 +125,10 @@ def convert(
         f"{TPU_OPTIMIZERS}, or {_one_of(ours)} of tfrs_embed.optimizers."
     )
     if own is not None and own.__name__ != wanted:
-        names = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
+        names = {
+            keras_versions.TF_KERAS: "tf_keras",
+            keras_versions.KERAS_3: "Keras 3",
+        }
         message += (
             f" This one is {names[own.__name__]}'s; the table is of a "
             f"{names[wanted]} layer."
@@ -142,7 +145,7 @@ def _by_name(name: str, where: str, keras: Any) -> Any:
             f"{momentum if name.lower() == 'momentum' else ''}."
         )
     if name.lower() in _KERAS_NAMES:
-        optimizers = (keras or kerases.default()).optimizers
+        optimizers = (keras or keras_versions.default()).optimizers
         return getattr(optimizers, _KERAS_NAMES[name.lower()])()
     kinds = {kind.__name__.lower(): kind for kind in _OF_CLASS}
     return kinds[name.lower().replace("_", "")]()
@@ -183,9 +186,9 @@ def _from_class(optimizer: Any, where: str, source: Any) -> TableOptimizer:
         _refuse(where, "use_gradient_accumulation", summed)
     return TableOptimizer(
         rule,
-        LearningRate.of(optimizer.learning_rate, where),
+        LearningRate.convert(optimizer.learning_rate, where),
         source,
-        UpdateOptions.of(where, clipvalue=_clipvalue(optimizer)),
+        UpdateOptions.check(where, clipvalue=_clipvalue(optimizer)),
     )
 
 
@@ -266,7 +269,9 @@ _KERAS_EXCLUDED = (
 
 def _is_legacy(optimizer: Any) -> bool:
     """Whether a Keras optimizer is one of tf_keras's legacy optimizers."""
-    legacy = getattr(kerases.of(optimizer).optimizers, "legacy", None)
+    legacy = getattr(
+        keras_versions.keras_of(optimizer).optimizers, "legacy", None
+    )
     return isinstance(optimizer, getattr(legacy, "Optimizer", ()))
 
 
@@ -281,7 +286,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
         if value is not None and not callable(value) and np.any(value):
             asked[name] = value
     given = {name: asked.pop(name) for name in _KERAS_OPTIONS if name in asked}
-    options = UpdateOptions.of(where, **given)
+    options = UpdateOptions.check(where, **given)
     for of_keras in _OF_KERAS[kind]:
         fields = [field.name for field in dataclasses.fields(of_keras)]
         refused = [setting for setting in asked if setting not in fields]
@@ -313,7 +318,7 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
 
     def given() -> Any:
         if not legacy:
-            return kerases.variable(optimizer._learning_rate)
+            return keras_versions.variable(optimizer._learning_rate)
         if not optimizer._hypers_created:
             # A traced function would take a plain number for a constant.
             with tf.init_scope():
@@ -361,7 +366,9 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, "optimizer", None)
     if type(optimizer) not in _OF_CLASS:
-        config = kerases.of(optimizer).optimizers.serialize(optimizer)
+        config = keras_versions.keras_of(optimizer).optimizers.serialize(
+            optimizer
+        )
         return {"kind": "keras", "config": config}
     assigned = _assigned_rate(optimizer, trained_by)
     if isinstance(given, str) and assigned is None:
@@ -383,7 +390,7 @@ def _assigned_rate(
     optimizer: Any, trained_by: TableOptimizer | None
 ) -> float | None:
     """Returns the rate assigned instead of the given number, or None."""
-    given = kerases.variable(optimizer.learning_rate)
+    given = keras_versions.variable(optimizer.learning_rate)
     if trained_by is None or callable(given) or isinstance(given, tf.Variable):
         return None
     with tf.init_scope():
@@ -430,7 +437,7 @@ def _keras_from_config(config: Any, keras: Any, where: str) -> Any:
         rate = restored(arguments["learning_rate"], keras, where)
         arguments["learning_rate"] = rate
     # tf_keras's legacy optimizers don't store that they are legacy.
-    of_keras_2 = keras.__name__ == kerases.TF_KERAS
+    of_keras_2 = keras.__name__ == keras_versions.TF_KERAS
     is_legacy = of_keras_2 and arguments.get("is_legacy_optimizer", True)
     return keras_configs.deserialize(
         {"class_name": name, "config": arguments},

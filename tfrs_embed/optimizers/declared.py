@@ -96,7 +96,7 @@ class Regularized:
     def options(self) -> UpdateOptions:
         """The options, checked."""
         given = {name: getattr(self, name) for name in vars(NO_OPTIONS)}
-        return UpdateOptions.of(type(self).__name__, **given)
+        return UpdateOptions.check(type(self).__name__, **given)
 
     @property
     def learning_rate(self) -> Any:
@@ -153,7 +153,7 @@ class RowWiseAdagrad:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        LearningRate.of(self.learning_rate, name)
+        LearningRate.convert(self.learning_rate, name)
         check = functools.partial(number, positive=False)
         convert_fields(
             self, name, initial_accumulator_value=check, epsilon=check

@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import number
 from tfrs_embed.optimizers.conversion import rate_of_keras
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class FollowLearningRate(kerases.Hooks):
+class FollowLearningRate(keras_versions.PlainCallback):
     """Sets tables' learning rates to that of the model's optimizer.
 
     This callback, for tf_keras and Keras 3, sets the rate of all layers' tables
@@ -118,7 +118,7 @@ class FollowLearningRate(kerases.Hooks):
             logs: ignored.
         """
         assert self._rate is not None
-        step = kerases.variable(self._optimizer.iterations)
+        step = keras_versions.variable(self._optimizer.iterations)
         rate = self._factor * float(self._rate.at(tf.cast(step, tf.int64)))
         if rate != self._given:
             for optimizer in self._optimizers:

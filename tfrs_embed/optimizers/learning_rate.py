@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import keras_configs, kerases
+from tfrs_embed.compat import keras_configs, keras_versions
 from tfrs_embed.compat.arguments import number
 from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
@@ -38,7 +38,7 @@ class LearningRate:
         self._factors = factors
 
     @classmethod
-    def of(cls, value: Any, where: str) -> LearningRate:
+    def convert(cls, value: Any, where: str) -> LearningRate:
         """Makes a learning rate; variables are made when it is first used.
 
         Args:
@@ -52,7 +52,7 @@ class LearningRate:
             ValueError: a number that is negative or not finite.
             TypeError: another kind of value.
         """
-        value = kerases.variable(value)
+        value = keras_versions.variable(value)
         if isinstance(value, tf.Variable) or callable(value):
             return cls(lambda: value)
         if isinstance(value, tf.Tensor) and tf.executing_eagerly():
@@ -130,8 +130,10 @@ def is_schedule(value: Any) -> bool:
 def stored(rate: Any, name: str) -> Any:
     """Returns a rate as JSON-able; a ValueError for variables, callables."""
     if is_schedule(rate):
-        return kerases.of(rate).optimizers.schedules.serialize(rate)
-    if callable(rate) or isinstance(kerases.variable(rate), tf.Variable):
+        return keras_versions.keras_of(rate).optimizers.schedules.serialize(
+            rate
+        )
+    if callable(rate) or isinstance(keras_versions.variable(rate), tf.Variable):
         raise ValueError(
             f"A config can't store {name}'s learning_rate of the type "
             f"{type(rate).__name__}; use a number or a LearningRateSchedule."

@@ -34,7 +34,7 @@ class UpdateOptions:
     weight_decay: float = 0.0
 
     @classmethod
-    def of(cls, where: str, **given: Any) -> UpdateOptions:
+    def check(cls, where: str, **given: Any) -> UpdateOptions:
         """Checks options by name, as `Regularized` takes them; None: not given.
 
         Raises:

@@ -58,7 +58,7 @@ def dense_name(number: int) -> str:
     return f"dense/{number}"
 
 
-class Applied(Trackable):
+class AppliedDeltas(Trackable):
     """The deltas that an exported model was given.
 
     Args:

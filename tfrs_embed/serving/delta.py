@@ -18,7 +18,7 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    Changed,
+    ChangedRows,
     end_moments,
 )
 from tfrs_embed.compat.files import plain_path
@@ -35,7 +35,7 @@ from tfrs_embed.serving.workers import agreed, incomplete, joined, strategy_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
+class UpdatableExport:
     """An updatable export of this process.
 
     Attributes:
@@ -61,7 +61,7 @@ class Exported:
         ended = end_moments(states)
         return [ended.get(state, 0) for state in states]
 
-    def changed(self, since: int) -> list[Changed | None]:
+    def changed(self, since: int) -> list[ChangedRows | None]:
         """Returns what has changed in each table since an export or a delta.
 
         None: that isn't known, and all rows count as changed.
@@ -74,7 +74,7 @@ class Exported:
 
 
 # By the models that were exported, and the exports' ids.
-_EXPORTED: MutableMapping[Any, dict[int, Exported]] = (
+_EXPORTED: MutableMapping[Any, dict[int, UpdatableExport]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -89,7 +89,7 @@ def remember(
 
     Changes of tables after this call are in the next delta.
     """
-    exported = Exported(
+    exported = UpdatableExport(
         {
             (layer, name): table
             for layer, its_tables in tables.by_layer.items()
@@ -227,9 +227,9 @@ def _link_at(path: str) -> Link:
 
 
 def _values(
-    exported: Exported,
+    exported: UpdatableExport,
     link: Link,
-    changed: Sequence[Changed | None],
+    changed: Sequence[ChangedRows | None],
     strategy: tf.distribute.Strategy,
 ) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
     """Yields a delta's tensors in blocks: name, shape, first row, block."""
@@ -245,7 +245,7 @@ def _values(
 
 def _parts(
     table: ServedTable,
-    changed: Changed | None,
+    changed: ChangedRows | None,
     strategy: tf.distribute.Strategy,
 ) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
     """Yields blocks of a table's parts; None: all of its rows have changed."""

@@ -16,7 +16,7 @@ from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.files import plain_path, remove_folder
 from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.distribution.failures import raised_on_all_workers
-from tfrs_embed.serving.applying import APPLY_DELTA, IDS, Applied
+from tfrs_embed.serving.applying import APPLY_DELTA, IDS, AppliedDeltas
 from tfrs_embed.serving.delta import remember
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
@@ -146,7 +146,7 @@ def export(
                 f"updatable=True makes the signature '{APPLY_DELTA}': give "
                 "yours another name."
             )
-        applied = Applied(agreed(strategy, Link.first()))
+        applied = AppliedDeltas(agreed(strategy, Link.first()))
     with contextlib.ExitStack() as stack:
         files = None
         if mapped:

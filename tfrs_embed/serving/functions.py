@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.serving.signatures import ServedFunction
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 def _is_layer(value: Any) -> bool:
-    keras = kerases.of(value)
+    keras = keras_versions.keras_of(value)
     return keras is not None and isinstance(value, keras.layers.Layer)
 
 
@@ -44,7 +44,7 @@ def served_functions(
     functions = {}
     if DEFAULT_SIGNATURE in signatures:
         pass
-    elif type(model).call is not kerases.of(model).Model.call:
+    elif type(model).call is not keras_versions.keras_of(model).Model.call:
         functions[DEFAULT_SIGNATURE] = _default(model, input_signature)
     elif not signatures or input_signature is not None:
         raise ValueError(
@@ -110,7 +110,7 @@ def _save_spec(model: Any) -> Any:
     if hasattr(model, "save_spec"):
         return model.save_spec()
     # Keras 3 only has the declared inputs of functional models.
-    keras = kerases.of(model)
+    keras = keras_versions.keras_of(model)
     try:
         if isinstance(model, keras.Sequential):
             [inputs] = model.inputs
@@ -118,4 +118,4 @@ def _save_spec(model: Any) -> Any:
             inputs = model.input
     except (AttributeError, ValueError):
         return None
-    return [tf.nest.map_structure(kerases.spec, inputs)], {}
+    return [tf.nest.map_structure(keras_versions.spec, inputs)], {}

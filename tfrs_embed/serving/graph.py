@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_tensorflow import AutoTrackable, save_context
 from tfrs_embed.serving.applying import (
     APPLY_DELTA,
-    Applied,
+    AppliedDeltas,
     DenseVariable,
 )
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE
@@ -40,7 +40,7 @@ def save_graph(
     model: Any,
     functions: Mapping[str, ServedFunction],
     tables: ServedTables,
-    applied: Applied | None,
+    applied: AppliedDeltas | None,
     folder: str,
 ) -> list[DenseVariable]:
     """Writes a SavedModel of `functions` to a folder, without tables' values.
@@ -99,7 +99,7 @@ def _resources(
     for owner in itertools.chain.from_iterable(
         tf.train.TrackableView(root).descendants() for root in roots
     ):
-        owner = kerases.variable(owner)
+        owner = keras_versions.variable(owner)
         is_variable = isinstance(owner, tf.Variable)
         parts: Any = getattr(owner, "values", None) if is_variable else None
         for part in parts if isinstance(parts, tuple) else (owner,):

@@ -17,7 +17,7 @@ from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_folder
 from tfrs_embed.checkpoint.rows import (
     KEYS,
-    Changed,
+    ChangedRows,
     Rows,
     VariableRows,
     end_moments,
@@ -176,7 +176,7 @@ def _tables_of(model: Any) -> dict[str, _Table]:
 
 def _changed(
     name: str, table: _Table, since: Mapping[str, int | None] | None
-) -> Changed | None:
+) -> ChangedRows | None:
     """Returns what has changed in a table; None: all of it is to be exported.
 
     Begins to track changes where `since` is None.
@@ -244,7 +244,7 @@ class _Files(NamedTuple):
 
 
 def _write(
-    files: _Files, table: _Table, changed: Changed | None, is_chief: bool
+    files: _Files, table: _Table, changed: ChangedRows | None, is_chief: bool
 ) -> None:
     """Writes this worker's files of a table."""
     pyarrow, state, dim = files.pyarrow, table.state, table.state.spec.dim
@@ -281,7 +281,7 @@ def _write(
 
 
 def _by_key(
-    state: TableState, changed: Changed | None
+    state: TableState, changed: ChangedRows | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields keys and rows of this process's shards, in blocks."""
     held = state.held(PARAMETERS)
@@ -302,7 +302,7 @@ def _by_key(
 
 
 def _by_number(
-    state: TableState, changed: Changed | None, is_chief: bool
+    state: TableState, changed: ChangedRows | None, is_chief: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields numbers and rows, in blocks; of a divided table this worker's."""
     table = state.variables[PARAMETERS]
@@ -329,7 +329,7 @@ def _by_number(
 
 
 def _of_columns(
-    table: Rows, changed: Changed | None, strategy: Any
+    table: Rows, changed: ChangedRows | None, strategy: Any
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Reads rows together with the workers that have other columns.
 

@@ -18,7 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS, SCALE, Saved, VariableRows
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    SCALE,
+    CheckpointValue,
+    VariableRows,
+)
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
@@ -324,7 +329,7 @@ class ServedTable(Trackable):
         table = self._source[PARAMETERS]
         return (
             table
-            if isinstance(table, Saved)
+            if isinstance(table, CheckpointValue)
             else VariableRows(self.name, table)
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.chain import Link
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage.gathering import Gathering
@@ -22,7 +22,7 @@ _gatherings: Any = weakref.WeakKeyDictionary()
 def strategy_of(model: Any) -> tf.distribute.Strategy:
     """Returns the strategy under which a model was made."""
     for weight in model.weights:
-        variable = kerases.variable(weight)
+        variable = keras_versions.variable(weight)
         strategy = getattr(variable, "_distribute_strategy", None)
         if strategy is not None:
             return strategy

@@ -46,7 +46,7 @@ _Optimizer = tpu_embedding_v2_utils._Optimizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Setup:
+class CheckedConfig:
     """A checked configuration.
 
     Attributes:
@@ -75,9 +75,9 @@ class Setup:
         return [leaves[i] for i in self.order]
 
 
-def make_setup(
+def check_config(
     feature_config: Any, optimizer: Any, topology: Topology, config: Any
-) -> Setup:
+) -> CheckedConfig:
     """Checks the arguments of a TPUEmbeddingV2, and lays the tables out.
 
     A setting that is missing, wrong or has no effect raises a ValueError or a
@@ -99,7 +99,7 @@ def make_setup(
         )
     layout = Layout(feature_config, topology, config)
     check_layout(layout)
-    return Setup(
+    return CheckedConfig(
         feature_config=feature_config,
         layout=layout,
         structure=spec.structure,
@@ -115,7 +115,7 @@ def make_setup(
 
 def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
     """A completed copy of the configuration, and its spec."""
-    Structure.of(
+    Structure.split(
         feature_config, lambda node: isinstance(node, _tpu.FeatureConfig)
     )
     feature_config = tpu_embedding_v3._clone_feature_config(feature_config)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS, Changed
+from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS, ChangedRows
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
@@ -17,12 +17,12 @@ from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
+from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_rules import ABSENT, SPILLED, LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_variable import KeyedVariable
-from tfrs_embed.storage.moments import Moments
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 from tfrs_embed.storage.table_state import TableState
@@ -117,7 +117,7 @@ class DynamicTable(TableState):
             self._note_removed()
         return super().moment()
 
-    def changed(self, since: int) -> Changed:
+    def changed(self, since: int) -> ChangedRows:
         """Returns the keys that have changed since a moment.
 
         See `TableState.changed`. New keys are among the changed ones; keys
@@ -139,7 +139,7 @@ class DynamicTable(TableState):
             # as far as is known.
             changed[spilled] = np.isin(keys[spilled], removed)
             found.append(keys[changed])
-        return Changed(
+        return ChangedRows(
             np.concatenate(found),
             removed[~rows.have_rows(removed)],
             tuple(map(len, found)),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat import kerases, progress
+from tfrs_embed.compat import keras_versions, progress
 from tfrs_embed.compat.private_tensorflow import init_ops_v2
 from tfrs_embed.configs.tables import TableSpec, bytes_of
 from tfrs_embed.storage import allocation
@@ -117,8 +117,8 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
 
     Calling the initializer runs the code of the class `name`.
     """
-    own = kerases.of(initializer)
-    of_keras_3 = own is not None and own.__name__ == kerases.KERAS_3
+    own = keras_versions.keras_of(initializer)
+    of_keras_3 = own is not None and own.__name__ == keras_versions.KERAS_3
     kind, mean, stddev = distribution_of(initializer, shape) or ("", 0.0, 0.0)
     if kind == "truncated_normal":
         uniform = (own.initializers if own else init_ops_v2).RandomUniform
@@ -134,7 +134,7 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
     ):
         # TF's would repeat its values in each block. tf_keras's mixes the
         # offset into the seed, and gives the same values without partitions.
-        keras: Any = importlib.import_module(kerases.TF_KERAS)
+        keras: Any = importlib.import_module(keras_versions.TF_KERAS)
         kind = getattr(keras.initializers, name)
         initializer = kind(
             **{f: getattr(initializer, f) for f in _SAMPLERS[name]}
@@ -226,7 +226,7 @@ def calls_as(initializer: Any, *names: str) -> bool:
         call is getattr(module, name).__call__
         for module in (
             init_ops_v2,
-            *(keras.initializers for keras in kerases.loaded()),
+            *(keras.initializers for keras in keras_versions.loaded()),
         )
         for name in names
     )

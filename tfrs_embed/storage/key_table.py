@@ -213,7 +213,7 @@ class KeyTable:
         The vectors were read from the rows after `lookup`. Vectors from
         spills replace the vectors of their keys.
         """
-        with tf.control_dependencies(graphs.here([vectors])):
+        with tf.control_dependencies(graphs.capture([vectors])):
             rows, changed = self.check(found)
 
         def change() -> tf.Tensor:

@@ -122,7 +122,7 @@ class KeyedRows(GrowingRows):
         checked = list(vectors)
         if not places:
             return checked
-        with tf.control_dependencies(graphs.here(vectors)):
+        with tf.control_dependencies(graphs.capture(vectors)):
             changed = tf.add_n([_num_changed(g.shards, g.rows) for g in groups])
 
         def read_again() -> list[tf.Tensor]:
@@ -160,7 +160,7 @@ class KeyedRows(GrowingRows):
         # Not if the loss or its gradient fails, or if there is no room for
         # another table's keys.
         after = [*made.matrices, *(g.rows.rows for g in groups)]
-        with tf.control_dependencies(graphs.here(after)):
+        with tf.control_dependencies(graphs.capture(after)):
             committed = commit([g.rows for g in groups])
         rows = list(located.rows)
         for group, of_group in zip(groups, committed, strict=True):

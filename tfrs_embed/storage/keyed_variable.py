@@ -16,14 +16,14 @@ from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     REMOVED,
-    Changed,
+    ChangedRows,
+    CheckpointValue,
     HeldRows,
     Later,
-    Saved,
     other_slot,
 )
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.checkpoint.taken import copy_for_saving
+from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
@@ -32,7 +32,7 @@ from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 
 
-class KeyedVariable(CompositeVariable, Saved):
+class KeyedVariable(CompositeVariable, CheckpointValue):
     """A part of a table with keys, of all shards, sorted by key.
 
     With several workers, reading gathers the values of all, and saving has each
@@ -191,7 +191,7 @@ class KeyedVariable(CompositeVariable, Saved):
         return adding
 
     def save_changed(
-        self, key: str, session: Session, changed: Changed
+        self, key: str, session: Session, changed: ChangedRows
     ) -> None:
         """Writes the part of changed keys, as `save` does; and removed keys."""
         rows = self._rows

@@ -164,7 +164,7 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         return []
 
     _, rows = _if_any_new(host, given, reset, list)
-    with tf.control_dependencies(graphs.here(rows)):
+    with tf.control_dependencies(graphs.capture(rows)):
         for reservation, each in zip(reservations, given, strict=True):
             reservation.request.tables.key_table.publish(each.versions)
     return rows

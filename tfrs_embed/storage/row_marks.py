@@ -41,14 +41,14 @@ class RowMarks:
         """Makes rows that change from now on get another mark."""
         self._present.assign(mark)
 
-    def of(self, tables: Iterable[str]) -> list[Marks]:
+    def marks_of(self, tables: Iterable[str]) -> list[Marks]:
         """Returns where tables' changes are marked now."""
         mark = self._present.read_value()
         return [Marks(self.variables[table], mark) for table in tables]
 
     def mark_some(self, table: str, rows: tf.Tensor | None) -> None:
         """Marks rows of a table; None: all."""
-        [(marks, mark)] = self.of([table])
+        [(marks, mark)] = self.marks_of([table])
         if rows is not None:
             scatter_update(marks, tf.reshape(rows, [-1]), mark)
             return

@@ -132,7 +132,7 @@ class RowStore(abc.ABC):
     def _marks_of(self, tables: Iterable[str]) -> Sequence[Marks | None]:
         """Where changes of tables are to be marked; None: they are not."""
         if self._marks is not None:
-            return self._marks.of(tables)
+            return self._marks.marks_of(tables)
         if not tf.executing_eagerly():
             self._is_traced = True
         return [None for _ in tables]

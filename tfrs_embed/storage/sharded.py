@@ -13,14 +13,14 @@ from tfrs_embed.checkpoint.bundle import blocks, cpu_of_host
 from tfrs_embed.checkpoint.names import in_delta, name_in
 from tfrs_embed.checkpoint.rows import (
     ROWS,
-    Changed,
+    ChangedRows,
     HeldRows,
     Rows,
     read_variable,
     scatter,
 )
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.checkpoint.taken import copy_for_saving
+from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import long_waits
@@ -356,7 +356,7 @@ class ShardedVariable(CompositeVariable, Rows):
                 writer.add_rows(key, shape, start, rows, column)
 
     def save_changed(
-        self, key: str, session: Session, changed: Changed
+        self, key: str, session: Session, changed: ChangedRows
     ) -> None:
         """Writes changed rows; with several workers, each writes a part."""
         replicas, rows = self._replicas, changed.rows

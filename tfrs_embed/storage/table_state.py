@@ -14,18 +14,18 @@ from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
 from tfrs_embed.checkpoint.rows import (
-    Changed,
-    Changing,
+    ChangedRows,
+    CheckpointValue,
     HeldRows,
-    Saved,
+    TrackedTable,
     VariableRows,
 )
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.initial_values import initial_blocks
-from tfrs_embed.storage.moments import Moments
 
 if TYPE_CHECKING:
     from tfrs_embed.storage.keyed_shard import KeyedShard
@@ -44,7 +44,7 @@ _ATTRIBUTES = frozenset(
 )
 
 
-class TableState(Trackable, Changing):
+class TableState(Trackable, TrackedTable):
     """A table's parameters and slots by name: variables, or objects like them.
 
     A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`. If a
@@ -89,7 +89,7 @@ class TableState(Trackable, Changing):
         self.moments = moments
         self.sources: Sequence[tuple[Part, RowStore]] = ()
         self._growing = False
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, CheckpointValue] = {}
         if optimizer is not None:
             rate = SavedRate(f"{spec.name}/{LEARNING_RATE}", optimizer)
             self._track_trackable(rate, LEARNING_RATE)
@@ -126,7 +126,7 @@ class TableState(Trackable, Changing):
         self.variables[name] = variable
         saved = (
             variable
-            if isinstance(variable, Saved)
+            if isinstance(variable, CheckpointValue)
             else VariableRows(f"{self.spec.name}/{name}", variable)
         )
         saved.initial = lambda start: self._initial(name, start)
@@ -206,7 +206,7 @@ class TableState(Trackable, Changing):
         """
         return self._tracked().end()
 
-    def changed(self, since: int) -> Changed:
+    def changed(self, since: int) -> ChangedRows:
         """Returns the rows that have changed since a moment.
 
         These are the rows that this process holds. They were updated, assigned
@@ -244,7 +244,7 @@ class TableState(Trackable, Changing):
             here = here[(here >= 0) & (here < len(part.rows))]
             found.append(part.rows.start + here * part.rows.step)
         rows = np.unique(np.concatenate([np.zeros([0], np.int64), *found]))
-        return Changed(rows, np.zeros([0], np.int64), (len(rows),))
+        return ChangedRows(rows, np.zeros([0], np.int64), (len(rows),))
 
     def top_k(
         self, queries: Any, k: int, exclude: Any = None

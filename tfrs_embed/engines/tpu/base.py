@@ -218,7 +218,7 @@ class TPUEngine(Engine, FixedBatches):
         self._apply_gradients(inner, padded)
         # No replica may count a step if another one's ids are bad.
         replicas = tf.distribute.get_replica_context()
-        with tf.control_dependencies(graphs.here([valid])):
+        with tf.control_dependencies(graphs.capture([valid])):
             # TPUs can't sum int64 over replicas.
             one = tf.identity(tf.constant(1, tf.int32))
         done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)

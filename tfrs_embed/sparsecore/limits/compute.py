@@ -23,7 +23,7 @@ from tfrs_embed.sparsecore.limits.report import (
     StackLoad,
     TableLoad,
 )
-from tfrs_embed.sparsecore.setup import Setup, make_setup
+from tfrs_embed.sparsecore.setup import CheckedConfig, check_config
 from tfrs_embed.sparsecore.tf_configs import (
     declares_samples,
     feature_configs,
@@ -92,7 +92,7 @@ def compute_limits(
             id outside its table; or a setting out of range.
         TypeError: a value of the wrong kind.
     """
-    topology = Topology.of(topology)
+    topology = Topology.parse(topology)
     # NaN fails this, too.
     if not 1 <= safety < math.inf:
         raise ValueError(
@@ -139,7 +139,7 @@ def compute_limits(
     configs = feature_configs(
         lookups, samples, untrained_optimizers(lookups, optimizer)
     )
-    setup = make_setup(
+    setup = check_config(
         {config.name: config for config in configs},
         None,
         topology,
@@ -236,7 +236,7 @@ def _to_tensor(feature: FeatureSpec, given: Any) -> Any:
 
 
 def _stack_load(
-    setup: Setup, name: str, loads: StackLoads, config: Any
+    setup: CheckedConfig, name: str, loads: StackLoads, config: Any
 ) -> StackLoad:
     topology, stack = setup.layout.topology, setup.layout.stacks[name]
     rule = setup.rules[name]

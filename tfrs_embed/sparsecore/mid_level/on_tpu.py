@@ -14,7 +14,7 @@ from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.mid_level.inputs import parse
 from tfrs_embed.sparsecore.mid_level.stacked_tables import unstack
-from tfrs_embed.sparsecore.setup import make_setup
+from tfrs_embed.sparsecore.setup import check_config
 from tfrs_embed.sparsecore.topology import Topology, of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 
@@ -39,14 +39,14 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
         require_kernels(strategy)
         found = of_strategy(strategy)
         if topology is not None:
-            asked = Topology.of(topology)
+            asked = Topology.parse(topology)
             if asked != found:
                 raise ValueError(
                     f"topology={topology!r} is {asked.chips} chips x "
                     f"{asked.sparse_cores} SparseCores, but the strategy has "
                     f"{found.name}; leave it out."
                 )
-        setup = make_setup(
+        setup = check_config(
             feature_config, optimizer, found, sparse_core_embedding_config
         )
         for name, rule in setup.rules.items():

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.sparsecore.layout import FeatureLayout, Layout
-from tfrs_embed.sparsecore.setup import Setup
+from tfrs_embed.sparsecore.setup import CheckedConfig
 
 
 def shape_of(layout: Layout, feature: FeatureLayout) -> list[int]:
@@ -21,7 +21,7 @@ def shape_of(layout: Layout, feature: FeatureLayout) -> list[int]:
     return [layout.topology.chips * batch, *rest, feature.dim]
 
 
-def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
+def check_gradients(setup: CheckedConfig, gradients: Any) -> list[tf.Tensor]:
     """Checks the nested gradients of activations; None stands for zeros.
 
     Returns each feature's gradient, float32 in the shape of its activations.

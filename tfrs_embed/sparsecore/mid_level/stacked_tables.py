@@ -15,7 +15,7 @@ from tfrs_embed.compat.private_tensorflow import AutoTrackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.sparsecore.mid_level import checkpoints
-from tfrs_embed.sparsecore.setup import Setup
+from tfrs_embed.sparsecore.setup import CheckedConfig
 from tfrs_embed.storage.initial_values import initial_blocks
 
 
@@ -26,7 +26,7 @@ class StackedTables(AutoTrackable):
     tables' layouts.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: CheckedConfig) -> None:
         super().__init__()
         self._setup = setup
         self._layout = setup.layout
@@ -125,7 +125,7 @@ class StackedTables(AutoTrackable):
 
 
 def unstack(
-    setup: Setup, variables: Mapping[str, Mapping[str, Any]]
+    setup: CheckedConfig, variables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, tf.Tensor]]:
     """Reads tables and slots, [vocabulary_size, dim], by table name.
 

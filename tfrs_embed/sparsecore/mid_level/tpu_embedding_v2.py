@@ -36,7 +36,7 @@ from tfrs_embed.sparsecore.mid_level import buffers as buffers_lib
 from tfrs_embed.sparsecore.mid_level import inputs, stack_activations
 from tfrs_embed.sparsecore.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.sparsecore.mid_level.stacked_tables import StackedTables
-from tfrs_embed.sparsecore.setup import Setup, make_setup
+from tfrs_embed.sparsecore.setup import CheckedConfig, check_config
 from tfrs_embed.sparsecore.topology import Topology
 
 # AutoGraph would take longer than tracing, and convert nothing.
@@ -119,10 +119,10 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "needs a TPUStrategy; without a TPU make it under "
                 "tfrs_embed.testing.EmulatedTPUStrategy."
             )
-        setup = make_setup(
+        setup = check_config(
             feature_config,
             optimizer,
-            Topology.of(topology),
+            Topology.parse(topology),
             sparse_core_embedding_config,
         )
         super().__init__(setup)
@@ -155,10 +155,10 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             ValueError, TypeError: see the class.
             tf.errors.InvalidArgumentError: bad ids.
         """
-        setup = make_setup(
+        setup = check_config(
             feature_config,
             optimizer,
-            Topology.of((num_tpu_chips, num_sc_per_chip)),
+            Topology.parse((num_tpu_chips, num_sc_per_chip)),
             sparse_core_embedding_config,
         )
         loads = Loads(setup.layout)
@@ -350,7 +350,11 @@ def _refuse_strategy() -> None:
 
 
 def _ids(
-    setup: Setup, features: Any, weights: Any, chips: int, checks: Checks
+    setup: CheckedConfig,
+    features: Any,
+    weights: Any,
+    chips: int,
+    checks: Checks,
 ) -> list[Ids]:
     """Checks a call's nested ids and weights, and groups them by sample."""
     flat = setup.flatten(features, "features")

@@ -42,7 +42,7 @@ class ChainFile:
     removed: dict[str, int]
 
 
-def find(path: str) -> list[list[ChainFile]]:
+def find_chains(path: str) -> list[list[ChainFile]]:
     """Finds the chains at a path: that of a delta, or all of a folder.
 
     Args:

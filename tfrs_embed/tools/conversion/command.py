@@ -151,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> None:
     contents = reading.read(args.source)
-    found = chains.find(paths.resolve(args.source, "source"))
+    found = chains.find_chains(paths.resolve(args.source, "source"))
     with _task("Reading", contents) as task:
         described = _described(contents, task)
     described["chains"] = [[*map(dataclasses.asdict, files)] for files in found]

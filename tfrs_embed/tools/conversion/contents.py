@@ -152,7 +152,7 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Other:
+class PlainVariable:
     """A variable that belongs to no table; strings have 0 bytes."""
 
     name: str
@@ -179,7 +179,7 @@ class Contents:
     format: str = "no tables"
     tables: list[Table] = dataclasses.field(default_factory=list)
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
-    others: list[Other] = dataclasses.field(default_factory=list)
+    others: list[PlainVariable] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     taken: set[str] = dataclasses.field(default_factory=set)
 

@@ -16,7 +16,7 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter
 from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
-from tfrs_embed.checkpoint.rows import SCALE, Saved
+from tfrs_embed.checkpoint.rows import SCALE, CheckpointValue
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.compat.private_tensorflow import Trackable
@@ -269,7 +269,7 @@ def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
     return variable
 
 
-class _Written(Trackable, Saved):
+class _Written(Trackable, CheckpointValue):
     """An object whose value a function writes under a key."""
 
     def __init__(self, write: Callable[[BundleWriter, str], None]) -> None:

@@ -21,7 +21,7 @@ def is_saved_model(path: str) -> bool:
     return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
 
 
-def find(saved: SavedObjects, found: Contents) -> None:
+def find_tables(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of an exported model.
 
     A table with int8 or int4 rows has a column of factors besides its

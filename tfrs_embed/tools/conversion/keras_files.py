@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.stored import most_bytes
+from tfrs_embed.checkpoint.stored_pieces import most_bytes
 from tfrs_embed.compat import hdf5
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
@@ -31,7 +31,7 @@ from tfrs_embed.tools.conversion import keras_rs
 from tfrs_embed.tools.conversion.contents import (
     Column,
     Contents,
-    Other,
+    PlainVariable,
     Table,
 )
 
@@ -88,7 +88,7 @@ def read(path: str) -> Contents:
             columns = {PARAMETERS: _column(name, dataset)}
             found.add(Table(*place, columns, of_keras=not place[1]))
     found.others = [
-        Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
+        PlainVariable(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
         for name, dataset in datasets.items()
         if name not in found.taken
     ]

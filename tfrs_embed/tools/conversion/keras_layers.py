@@ -14,7 +14,7 @@ _NAMES = ("embeddings", "_embeddings")
 _OUR_SMALL_TABLES = "_keras_layers"
 
 
-def find(saved: SavedObjects, found: Contents) -> None:
+def find_tables(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of Embedding layers."""
     slots = KerasSlots(saved)
     for number, layer in saved.paths.items():

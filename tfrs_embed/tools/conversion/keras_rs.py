@@ -22,14 +22,14 @@ _TABLE = "_embeddings"
 _DEFAULT = re.compile(r"(distributed_embedding(?:_\d+)?)_(.+)")
 
 
-def find(saved: SavedObjects, found: Contents) -> None:
+def find_tables(saved: SavedObjects, found: Contents) -> None:
     """Finds keras_rs's tables."""
     slots = KerasSlots(saved)
     for variable in _candidates(saved, slots):
         column = saved.columns.get(variable)
         if not column or not column.is_table or column.name in found.taken:
             continue
-        place = _place(saved, found, variable, slots.of(variable))
+        place = _place(saved, found, variable, slots.slots_of(variable))
         if place is None or _is_ours(found, "/".join(place), column.shape):
             continue
         slots.add_table(found, *place, variable)

@@ -47,7 +47,7 @@ class KerasSlots:
                 slots = self._slots.setdefault(variable, {})
                 slots.setdefault(KERAS_SLOTS[name], []).append(slot)
 
-    def of(self, variable: int) -> dict[str, int]:
+    def slots_of(self, variable: int) -> dict[str, int]:
         """A variable's slots, without those that several optimizers have."""
         slots = self._slots.get(variable, {})
         return {name: each[0] for name, each in slots.items() if not each[1:]}
@@ -68,7 +68,7 @@ class KerasSlots:
         name, keep them, and others become float32.
         """
         columns = self._saved.columns
-        slots = {n: columns[s] for n, s in self.of(variable).items()}
+        slots = {n: columns[s] for n, s in self.slots_of(variable).items()}
         parameters = columns[variable]
         dtype = parameters.dtype
         if dtype.name not in dtypes:

@@ -15,9 +15,9 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import SUFFIX, in_key, key_of
-from tfrs_embed.checkpoint.stored import most_bytes
+from tfrs_embed.checkpoint.stored_pieces import most_bytes
 from tfrs_embed.compat.private_tensorflow import trackable_object_graph_pb2
-from tfrs_embed.tools.conversion.contents import Column, Other
+from tfrs_embed.tools.conversion.contents import Column, PlainVariable
 
 #: The tensor with the graph of objects, serialized.
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -129,11 +129,11 @@ class SavedObjects:
         """Whether an object counts steps, as layers of this package do."""
         return "step" in self.variables(owner)
 
-    def others(self, taken: Container[str]) -> list[Other]:
+    def others(self, taken: Container[str]) -> list[PlainVariable]:
         """The tensors whose names, without TensorFlow's end, are not taken."""
         shapes, dtypes = self.reader.shapes, self.reader.dtypes
         return [
-            Other(
+            PlainVariable(
                 key.removesuffix(SUFFIX),
                 tuple(shapes[key]),
                 dtypes[key].name,

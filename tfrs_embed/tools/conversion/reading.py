@@ -14,10 +14,10 @@ from tfrs_embed.tools.conversion import (
     keras_files,
     keras_layers,
     keras_rs,
-    own,
     paths,
     sok,
     tfrs,
+    tfrs_embed_layers,
 )
 from tfrs_embed.tools.conversion.contents import Contents
 from tfrs_embed.tools.conversion.objects import GRAPH, SavedObjects
@@ -25,10 +25,10 @@ from tfrs_embed.tools.conversion.objects import GRAPH, SavedObjects
 #: The libraries with tables in TensorFlow's checkpoints. Each finds tables
 #: among the variables that those before it left.
 _LIBRARIES = {
-    "tfrs_embed": own.find,
-    "TensorFlow's TPU embeddings": tfrs.find,
-    "keras_rs": keras_rs.find,
-    "Keras": keras_layers.find,
+    "tfrs_embed": tfrs_embed_layers.find_tables,
+    "TensorFlow's TPU embeddings": tfrs.find_tables,
+    "keras_rs": keras_rs.find_tables,
+    "Keras": keras_layers.find_tables,
 }
 
 
@@ -69,7 +69,7 @@ def _read_any(path: str) -> Contents:
 def _read(path: str, prefix: str) -> Contents:
     """Finds the tables of a checkpoint, which a SavedModel may have."""
     saved, found = SavedObjects(prefix), Contents(path)
-    exported.find(saved, found)
+    exported.find_tables(saved, found)
     if found.tables:
         found.format = exported.FORMAT
         found.others = saved.others(found.taken)

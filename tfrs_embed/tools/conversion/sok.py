@@ -24,7 +24,7 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import (
     Column,
     Contents,
-    Other,
+    PlainVariable,
     Table,
 )
 from tfrs_embed.tools.conversion.keras_slots import KERAS_SLOTS
@@ -140,7 +140,9 @@ def read(folder: str) -> Contents:
                 "path, 'uint32').astype('int64').tofile(path)."
             )
     found.others = [
-        Other(name, (), "file", os.path.getsize(os.path.join(folder, name)))
+        PlainVariable(
+            name, (), "file", os.path.getsize(os.path.join(folder, name))
+        )
         for name in names
         if name not in found.taken
     ]

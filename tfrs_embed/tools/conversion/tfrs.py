@@ -28,7 +28,7 @@ _TPU_EMBEDDING, _KERAS_LAYERS = "_tpu_embedding", "_keras_embedding_layers"
 _SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
 
 
-def find(saved: SavedObjects, found: Contents) -> None:
+def find_tables(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of TensorFlow's TPU embeddings."""
     slots = KerasSlots(saved)
     for owner, path in saved.paths.items():

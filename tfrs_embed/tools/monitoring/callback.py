@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tfrs_embed.compat import kerases
+from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import integer, integer_or_none
 from tfrs_embed.tools.monitoring.input_waits import InputWaits
 from tfrs_embed.tools.monitoring.log import StatisticsLog
@@ -21,7 +21,7 @@ from tfrs_embed.tools.monitoring.reports import StatisticsReport
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES
 
 
-class TableStatistics(kerases.Hooks):
+class TableStatistics(keras_versions.PlainCallback):
     """A callback of tf_keras or Keras 3 that writes statistics of tables.
 
     Before the first step, every `every` steps and when training ends it

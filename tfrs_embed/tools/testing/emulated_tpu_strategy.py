@@ -79,7 +79,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
 
     def __init__(self, topology: str | tuple[int, int] | Topology) -> None:
         require_sparse_core_api()
-        self.topology = Topology.of(topology)
+        self.topology = Topology.parse(topology)
         _make_logical_cpus(self.topology.chips)
         # TPUStrategy's own __init__ looks for TPUs.
         tf.distribute.Strategy.__init__(

@@ -18,7 +18,7 @@ from tfrs_embed.compat.private_tensorflow import (
 )
 from tfrs_embed.sparsecore.layout import DEFAULT_LIMIT
 from tfrs_embed.sparsecore.slices import Slice
-from tfrs_embed.tools.tpu_check.recording import Recorded
+from tfrs_embed.tools.tpu_check.recording import RecordedFunction
 
 
 class Use(NamedTuple):
@@ -71,7 +71,7 @@ def noting(uses: list[Use]) -> Iterator[None]:
 
 
 def warnings(
-    tpu_slice: Slice, functions: Sequence[Recorded], uses: Sequence[Use]
+    tpu_slice: Slice, functions: Sequence[RecordedFunction], uses: Sequence[Use]
 ) -> tuple[str, ...]:
     """Warnings about functions that were recorded, from what they use."""
     found = []

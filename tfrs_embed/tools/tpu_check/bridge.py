@@ -22,7 +22,7 @@ from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import offline
 from tfrs_embed.tools.tpu_check.errors import CheckError
 from tfrs_embed.tools.tpu_check.passes import run_passes
-from tfrs_embed.tools.tpu_check.recording import Recorded
+from tfrs_embed.tools.tpu_check.recording import RecordedFunction
 
 _PIPELINE = "tf-replicated-clustering-bridge-v2"
 _PROGRAM = re.compile(
@@ -31,7 +31,7 @@ _PROGRAM = re.compile(
 _numbers = itertools.count()
 
 
-def bridge(recorded: Recorded, tpu_slice: Slice) -> list[str]:
+def bridge(recorded: RecordedFunction, tpu_slice: Slice) -> list[str]:
     """The text in MLIR of each TPU program of a traced function.
 
     Raises CheckErrors.

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tfrs_embed.compat.strategies import NoValuesError
 from tfrs_embed.sparsecore.slices import Slice
 from tfrs_embed.tools.tpu_check import advice, passes, tpu_library
-from tfrs_embed.tools.tpu_check.blame import locate
 from tfrs_embed.tools.tpu_check.bridge import bridge
 from tfrs_embed.tools.tpu_check.compiling import Compiler
 from tfrs_embed.tools.tpu_check.errors import CheckError
@@ -19,7 +18,7 @@ from tfrs_embed.tools.tpu_check.lowering import Program, lower
 from tfrs_embed.tools.tpu_check.offline import offline
 from tfrs_embed.tools.tpu_check.recording import (
     EndOfRecording,
-    Recorded,
+    RecordedFunction,
     Recorder,
     recording,
 )
@@ -28,6 +27,7 @@ from tfrs_embed.tools.tpu_check.report import (
     CheckedProgram,
     Report,
 )
+from tfrs_embed.tools.tpu_check.source_lines import locate
 
 
 def check(
@@ -84,7 +84,7 @@ def check(
         TypeError: `topology` is not a name.
         Exception: an error of the code itself.
     """
-    tpu_slice = Slice.of(topology)
+    tpu_slice = Slice.parse(topology)
     tpu_library.require()
     compiler = compiler or Compiler.find()
     passes.start()  # While the code is traced.
@@ -147,7 +147,7 @@ def _trace(
 
 
 @contextmanager
-def _located(recorded: Recorded) -> Iterator[None]:
+def _located(recorded: RecordedFunction) -> Iterator[None]:
     """Adds the user's lines of an error's operations to the error."""
     try:
         yield

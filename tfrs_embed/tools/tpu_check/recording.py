@@ -31,7 +31,7 @@ class EndOfRecording(tf.errors.OutOfRangeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedFunction:
     """A ConcreteFunction with TPU programs, and its name in Python.
 
     Functions of one name are numbered.
@@ -45,7 +45,7 @@ class Recorder:
     """Records each traced function once."""
 
     def __init__(self) -> None:
-        self.functions: list[Recorded] = []
+        self.functions: list[RecordedFunction] = []
         #: Names of functions whose second call stopped the code.
         self.ended: list[str] = []
         #: The text of another error that stopped the code, or None.
@@ -63,7 +63,7 @@ class Recorder:
         # Two functions may have one name; one may have been traced twice.
         if taken:
             name = f"{name}_{taken + 1}"
-        self.functions.append(Recorded(name, function))
+        self.functions.append(RecordedFunction(name, function))
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ import time
 
 from tfrs_embed.testing import LocalCluster
 
-import plans
+import process_tiers
 import tfrs_embed
-from nightly import TIMEOUT_S
-from plans import TESTS
+from nightly_flag import TIMEOUT_S
+from process_tiers import TESTS
 
 
 def environment(strategy):
@@ -29,16 +29,16 @@ def environment(strategy):
 
 
 def run_process(process, tier, folder):
-    """Runs all tests that a process of plans.PROCESSES has in a tier.
+    """Runs all tests that a process of process_tiers.PROCESSES has in a tier.
 
     Args:
         process: the process's name.
         tier: the tier's.
         folder: an empty folder for all of the tests.
     """
-    keras, strategy = plans.keras_and_strategy(process)
+    keras, strategy = process_tiers.keras_and_strategy(process)
     run(
-        plans.files(process),
+        process_tiers.files(process),
         strategy,
         TFRS_EMBED_TEST_KERAS=keras,
         TFRS_EMBED_TEST_TIER=tier,

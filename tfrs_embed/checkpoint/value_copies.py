@@ -9,13 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import Saved, run_in_place
+from tfrs_embed.checkpoint.rows import CheckpointValue, run_in_place
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat.private_tensorflow import Trackable
 
 
 def copy_for_saving(
-    saved: Saved, object_map: Any, read: Callable[[], np.ndarray | None]
+    saved: CheckpointValue,
+    object_map: Any,
+    read: Callable[[], np.ndarray | None],
 ) -> None:
     """Copies a value that TensorFlow is about to save, or updates the copy.
 
@@ -23,15 +25,15 @@ def copy_for_saving(
     has TensorFlow's copies by their originals.
     """
     if saved not in object_map:
-        object_map[saved] = _Taken(saved, read)
-    run_in_place(object_map[saved].take)
+        object_map[saved] = _ValueCopy(saved, read)
+    run_in_place(object_map[saved].refresh)
 
 
-class _Taken(Trackable, Saved):
+class _ValueCopy(Trackable, CheckpointValue):
     """A copy of a value; restores write the original."""
 
     def __init__(
-        self, saved: Saved, read: Callable[[], np.ndarray | None]
+        self, saved: CheckpointValue, read: Callable[[], np.ndarray | None]
     ) -> None:
         self.name = saved.name
         self.order = saved.order
@@ -40,7 +42,7 @@ class _Taken(Trackable, Saved):
         self._read = read
         self._value: np.ndarray | None = None
 
-    def take(self) -> None:
+    def refresh(self) -> None:
         """Copies the value."""
         self._value = self._read()
 

@@ -1,6 +1,6 @@
 """A `fit` that is killed, and started again until it ends.
 
-    python fit_job.py KIND FOLDER KILL
+    python killed_fit.py KIND FOLDER KILL
 
 It trains in the folder and goes on from its last checkpoint; after KILL steps
 it kills itself with SIGKILL, unless KILL is 0. At the end it writes
@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from fronts import NUMBER, keras, layers
+from keras_under_test import NUMBER, keras, layers
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from conformance.descriptors import OPTIMIZERS, fresh
 from dynamic_layers import normal
-from fronts import keras, layers
-from helpers import assert_same, differentiate, state
+from keras_under_test import keras, layers
 from reference import Feature, Reference, Table
+from training_helpers import assert_same, differentiate, state
 
 DIM, SLOTS, NNZ, CAPACITY = 3, 2, 4, 12
 # What all shards together hold in tests with several replicas.

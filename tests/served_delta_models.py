@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
+from keras_under_test import keras, layers
 
 ROWS, DIM = 60, 4
 #: Ids of all features. Of users, whose table has keys, the smallest and the

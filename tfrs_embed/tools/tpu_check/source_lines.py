@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from tfrs_embed.compat.graphs import operations
-from tfrs_embed.tools.tpu_check.recording import Recorded
+from tfrs_embed.tools.tpu_check.recording import RecordedFunction
 
 #: The number of lines that are named.
 _MOST = 5
 _OWN = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 
-def locate(recorded: Recorded, kinds: Collection[str]) -> list[str]:
+def locate(recorded: RecordedFunction, kinds: Collection[str]) -> list[str]:
     """Names a function's operations of some kinds, and the user's lines."""
     places = []
     for op in operations(recorded.function.graph):

@@ -1,6 +1,6 @@
 """Random calls of the kernels' operations; as a script, their results.
 
-    python tests/kernel_cases.py FILE.npz
+    python tests/random_kernel_calls.py FILE.npz
 
 Run with other instruction sets or numbers of threads it must give the same
 bits.

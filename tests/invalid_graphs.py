@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.eager import context, execute
 
-import operation_calls as calls
-from operation_calls import DIM, TABLE
+import right_calls as calls
+from right_calls import DIM, TABLE
 
 
 def run_changed(function, inputs, change):

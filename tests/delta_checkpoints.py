@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from fronts import keras, layers
-from helpers import state
+from keras_under_test import keras, layers
 from strategies.replicas import distribute, of_chief
 from tfrs_embed.checkpoint import DeltaManager, chain
+from training_helpers import state
 
 tpu = tf.tpu.experimental.embedding
 ROWS = 60

@@ -16,7 +16,7 @@ from tfrs_embed.tools.conversion.objects import SavedObjects
 _RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
 
 
-def find(saved: SavedObjects, found: Contents) -> None:
+def find_tables(saved: SavedObjects, found: Contents) -> None:
     """Finds the tables of this package's layers.
 
     Raises a ValueError if keys or a counter are of a wrong dtype or rank, or if

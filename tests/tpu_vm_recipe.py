@@ -1,6 +1,6 @@
 """Follows docs/tpu.md from an empty TPU VM to a trained step, without a TPU.
 
-    python tests/tpu_vm.py
+    python tests/tpu_vm_recipe.py
 
 In place of the page's program an emulated slice trains a step. Takes 3 minutes
 and downloads 1 GB.

@@ -1,6 +1,6 @@
 """Scripts in forks of a process that has imported TensorFlow already.
 
-    python forks.py MODULE...
+    python forked_scripts.py MODULE...
 
 TensorFlow takes seconds to import; a fork has it at once. A fork runs a script
 as `python SCRIPT ARGUMENTS` would, to the interpreter's own end: what a process

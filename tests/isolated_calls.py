@@ -1,6 +1,6 @@
 """What wrong calls and changed graphs do, in processes that may crash.
 
-    python tests/call_outcomes.py [NAME...]
+    python tests/isolated_calls.py [NAME...]
 
 prints lists of outcomes by name: of a wrong call eagerly and in a graph.
 """
@@ -14,8 +14,8 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-import operation_calls
-from changed_graphs import GRAPHS
+import right_calls
+from invalid_graphs import GRAPHS
 from wrong_calls import CASES
 
 #: Room for what right calls need, beside what the process has already.
@@ -36,11 +36,11 @@ def make(name):
     """Makes a call, which must change nothing, and then a right one."""
     if name in GRAPHS:
         results = [outcome(GRAPHS[name][0])]
-        operation_calls.lookup().run_right()
+        right_calls.lookup().run_right()
         return results
     case, results = CASES[name], []
     for in_graph in (False, True):
-        right = operation_calls.CALLS[case.call]()
+        right = right_calls.CALLS[case.call]()
         before = right.read_state()
         wrong = case.arguments(right)
         run = right.run_in_graph if in_graph else right.run

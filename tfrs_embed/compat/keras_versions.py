@@ -24,16 +24,16 @@ _WITH_KERAS_3 = f"{__package__}.private_keras_3"
 
 
 def loaded() -> list[Any]:
-    """Returns the Kerases that the program has imported."""
+    """Returns the versions of Keras that the program has imported."""
     return [sys.modules[name] for name in NAMES if name in sys.modules]
 
 
-def of(value: Any) -> Any:
+def keras_of(value: Any) -> Any:
     """Returns the Keras of a value's class or a base of it, or None."""
-    return of_class(type(value))
+    return keras_of_class(type(value))
 
 
-def of_class(cls: type) -> Any:
+def keras_of_class(cls: type) -> Any:
     """Returns the Keras of a class or a base of it, or None."""
     for kind in cls.__mro__:
         package = kind.__module__.partition(".")[0]
@@ -74,7 +74,7 @@ def register(keras: Any) -> Any:
 
 def is_initializer(value: Any) -> bool:
     """Whether a value is an initializer of a Keras."""
-    keras = of(value)
+    keras = keras_of(value)
     return keras is not None and isinstance(
         value, keras.initializers.Initializer
     )
@@ -82,7 +82,7 @@ def is_initializer(value: Any) -> bool:
 
 def variable(value: Any) -> Any:
     """Returns a Keras 3 variable's TensorFlow variable; other values as is."""
-    keras = of(value)
+    keras = keras_of(value)
     if keras is not None and keras.__name__ == KERAS_3:
         return getattr(value, "value", value)
     return value
@@ -90,14 +90,14 @@ def variable(value: Any) -> Any:
 
 def adapts_scale(optimizer: Any) -> bool:
     """Whether a LossScaleOptimizer, or one of Keras 3's, adapts its scale."""
-    if of(optimizer).__name__ == TF_KERAS:
+    if keras_of(optimizer).__name__ == TF_KERAS:
         return bool(optimizer.dynamic)
     return hasattr(optimizer, "initial_scale")
 
 
 def loss_scale(optimizer: Any) -> Any:
     """Returns the factor on an optimizer's losses; see `adapts_scale`."""
-    if of(optimizer).__name__ == TF_KERAS:
+    if keras_of(optimizer).__name__ == TF_KERAS:
         return optimizer.loss_scale
     if not adapts_scale(optimizer):
         return optimizer.loss_scale_factor
@@ -116,7 +116,7 @@ def spec(symbolic: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, dtype, symbolic.name)
 
 
-class Hooks:
+class PlainCallback:
     """A callback of either Keras without any effect.
 
     Keras sets the model, and the number of steps in an epoch if it knows it.

@@ -1,7 +1,7 @@
 """tf_keras's layers and Keras 3's: imports, and what moves between them.
 
-Which Kerases a program has is decided as it imports them, so each of these
-programs is a process of its own.
+Which versions of Keras a program has is decided as it imports them, so each of
+these programs is a process of its own.
 """
 
 import json
@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from plans import nightly
-from processes import TESTS
+from process_tiers import nightly
+from run_in_processes import TESTS
 
-pytestmark = pytest.mark.xdist_group("two_kerases")
+pytestmark = pytest.mark.xdist_group("two_keras_versions")
 
 
 def run(code, *arguments, **env):

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from nightly import ALL
+from nightly_flag import ALL
 
 TESTS = pathlib.Path(__file__).parent
 
