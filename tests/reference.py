@@ -58,6 +58,22 @@ def to_tf(value):
     return value.to_tf()
 
 
+def numbered(weights):
+    """Weights' places instead of them, in their order; and how many."""
+    if isinstance(weights, np.ndarray):
+        return np.arange(weights.size).reshape(weights.shape), weights.size
+    if isinstance(weights, Ragged):
+        ends = np.cumsum([len(row) for row in weights.rows]).tolist()
+        rows = [
+            list(range(end - len(row), end))
+            for end, row in zip(ends, weights.rows, strict=True)
+        ]
+        return Ragged(rows), ends[-1]
+    keys = sorted(weights.cells)
+    places = {key: place for place, key in enumerate(keys)}
+    return Sparse(places, weights.shape), len(keys)
+
+
 @dataclasses.dataclass
 class Feature:
     """A feature: its table, and how its ids become vectors."""
@@ -234,6 +250,37 @@ class Reference:
                     )
                     row += gain * gradient[b]
         return sums
+
+    def weight_gradients(self, ids, weights, gradients):
+        """Each feature's weights' gradients, in the order of its weights."""
+        found = {}
+        for name, feature in self.features.items():
+            table = self.tables[feature.table]
+            _, bags = self.bags(name, ids[name], weights[name])
+            numbers, count = numbered(weights[name])
+            _, places = self.bags(name, ids[name], numbers)
+            gradient = np.asarray(gradients[name], np.float64)
+            gradient = gradient.reshape(len(bags), table.rows.shape[1])
+            found[name] = np.zeros(count)
+            combiner = "sum"
+            if self.is_combined(feature, ids[name]):
+                combiner = table.combiner
+            for b, bag in enumerate(bags):
+                products = [gradient[b] @ table.rows[i] for i, _ in bag]
+                weighted = sum(
+                    w * p for (_, w), p in zip(bag, products, strict=True)
+                )
+                mean = sum(w for _, w in bag)
+                root = math.sqrt(sum(w * w for _, w in bag))
+                for (_, w), (_, place), p in zip(
+                    bag, places[b], products, strict=True
+                ):
+                    if combiner == "mean":
+                        p = mean and (p - weighted / mean) / mean
+                    elif combiner == "sqrtn":
+                        p = root and (p - w * weighted / root**2) / root
+                    found[name][place] = p
+        return found
 
     def update(self, sums, step=None):
         """Updates each row that was looked up, once."""

@@ -23,11 +23,16 @@ def checkpoint_command(arguments):
     return tfrs_embed_command.main(["checkpoint", *arguments])
 
 
-def differentiate(tape, loss, variables):
-    """Takes gradients, and uses them: a function leaves out updates else."""
-    gradients = tape.gradient(loss, variables)
+def differentiate(tape, loss, variables, values=()):
+    """Takes gradients, and uses them: a function leaves out updates else.
+
+    Returns the gradients' tensors, or the gradients of `values`, tensors that
+    the tape watches too.
+    """
+    gradients, of_values = tape.gradient(loss, [variables, [*values]])
     flat = tf.nest.flatten(gradients, expand_composites=True)
-    return [tf.identity(g) for g in flat if g is not None]
+    found = [tf.identity(g) for g in flat if g is not None]
+    return [*map(tf.convert_to_tensor, of_values)] if values else found
 
 
 def train(layer, inputs, gradients, weights=None):

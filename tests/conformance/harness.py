@@ -250,10 +250,11 @@ def product(output, gradient):
     return tf.reduce_sum(output.values * gradient.values)
 
 
-def trainer(strategy, layer, training=True, mode="function"):
+def trainer(strategy, layer, training=True, mode="function", of_weights=False):
     """A function that trains once, on all replicas' batches.
 
-    It returns the activations of this process's replicas, by replica.
+    It returns the activations of this process's replicas, by replica. With
+    `of_weights` weights are watched, and their gradients are returned too.
 
     Args:
         strategy: the layer's.
@@ -264,15 +265,25 @@ def trainer(strategy, layer, training=True, mode="function"):
     """
 
     def replica_step(ids, weights, gradients):
+        values = {}
+        if of_weights:
+            values = {
+                name: each if isinstance(each, tf.Tensor) else each.values
+                for name, each in weights.items()
+            }
         with tf.GradientTape() as tape:
+            tape.watch(values)
             outputs = layer(ids, weights=weights, training=training)
             products = [product(outputs[k], gradients[k]) for k in outputs]
             loss = tf.add_n(products)
-        if training is not False:
-            differentiate(tape, loss, layer.trainable_variables)
+        trained = layer.trainable_variables if training is not False else []
+        found = differentiate(tape, loss, trained, values.values())
         return {
             name: each.to_tensor() if is_ragged(each) else each
             for name, each in outputs.items()
+        } | {
+            f"{name}'s weights": gradient
+            for name, gradient in zip(values, found, strict=False)
         }
 
     if strategy is tf.distribute.get_strategy():  # TensorFlow's default.

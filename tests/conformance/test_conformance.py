@@ -24,6 +24,7 @@ from conformance.descriptors import (
 )
 from conformance.harness import (
     ONE_STEP,
+    assert_outputs,
     assert_tables,
     build,
     check_step,
@@ -37,6 +38,7 @@ from conformance.harness import (
 )
 from nightly_flag import ALL
 from process_tiers import has_kernels, on
+from strategies.replicas import add
 from tfrs_embed import kernels
 from tfrs_embed.distribution.row_exchange import TwoStages
 from training_helpers import assert_unchanged, state
@@ -494,6 +496,62 @@ def test_gradients_of_keras_tables(case, strategy):
         np.testing.assert_allclose(
             found[name], expected, err_msg=name, **tolerance
         )
+
+
+@cases(
+    device=[
+        *in_turns(
+            *(
+                Case(engine, combiner=combiner, mode=mode)
+                for engine, mode in (
+                    ("keras", "eager"),
+                    ("partial_small", "function"),
+                    ("distributed", "eager"),
+                )
+                for combiner in ("sum", "mean", "sqrtn")
+            ),
+            Case("dynamic", mode="eager"),
+        ),
+        Case("arrays", "adam", "sqrtn", kinds=FEW),
+    ],
+    replicas=[
+        Case("sharded"),
+        Case("distributed_both", combiner="sqrtn", kinds=FEW),
+        Case("columns_and_rows", kinds=FEW),
+        Case("columns_and_copies", kinds=FEW),
+        Case("dynamic_sharded", kinds=FEW),
+        Case("hot_rows", kinds=FEW),
+        Case("two_stages", kinds=FEW),
+        uneven("sharded"),
+        uneven("columns_and_copies"),
+    ],
+)
+@on("mirrored:2", when=lambda case: is_first(case) and case.kinds != FEW)
+@OTHERS
+@STAGES
+@on("keras:3", tier="more", when=with_kernels)
+def test_gradients_of_weights(case, strategy):
+    layer, reference = case.build(strategy)
+    step = trainer(strategy, layer, mode=case.mode, of_weights=True)
+    rng = np.random.default_rng(5)
+    for _ in range(case.steps):
+        batches = make_steps(rng, reference, True, strategy, case.sizes)
+        for replica, outputs in step(batches).items():
+            ids, weights, _ = batches[replica]
+            vectors = reference.lookup(ids, weights)
+            gradients = {
+                f"{name}'s weights": g
+                for name, g in reference.weight_gradients(
+                    *batches[replica]
+                ).items()
+            }
+            assert_outputs({k: outputs.pop(k) for k in vectors}, vectors)
+            found = {k: np.ravel(outputs.pop(k)) for k in gradients}
+            assert not outputs
+            # A total near zero has few digits.
+            assert_outputs(found, gradients, rtol=2e-4, atol=2e-4)
+        reference.update(add([reference.row_gradients(*b) for b in batches]))
+    assert_tables(layer, reference)
 
 
 @cases(

@@ -16,13 +16,13 @@ from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.compat.private_tensorflow import record
-from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.table_update import GradientUpdate, Lookup
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.lookup import activations
+from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.optimizers import missing_settings
 from tfrs_embed.storage.table_state import Tables
 
@@ -127,10 +127,16 @@ class EngineLayer(Layer):
             compute dtype.
         """
         dtype, features = tf.as_dtype(self.compute_dtype), self.engine.features
-        call = LookupCall(bags, bool(training), dtype, begun)
+        learn = [b.learns for b in bags]
+        asked = [
+            b.one_by_one() if learns else b
+            for b, learns in zip(bags, learn, strict=True)
+        ]
+        sent_as = tf.float32 if any(learn) else dtype
+        call = LookupCall(asked, bool(training), sent_as, begun)
         if not self._is_variable(training):
             vectors, _ = self.engine.lookup(call._replace(training=False))
-            return activations(vectors, bags, features, dtype)
+            return _combine_rest(vectors, learn, bags, features, dtype)
 
         lookup = Lookup()
         # TensorFlow keeps graphs with a custom gradient forever. They must not
@@ -151,12 +157,17 @@ class EngineLayer(Layer):
                     lookup, residuals, gradients, trigger
                 )
 
-            outputs = activations(vectors, bags, features, dtype)
+            outputs = vectors
+            if not any(learn):
+                outputs = activations(vectors, bags, features, dtype)
             return _after_all(vectors, outputs), backward
 
         outputs = lookup_vectors(keras_versions.variable(self.gradient_trigger))
         lookup.ended = True
-        return tf.nest.flatten(outputs)
+        outputs = tf.nest.flatten(outputs)
+        if not any(learn):
+            return outputs
+        return _combine_rest(outputs, learn, bags, features, dtype)
 
     def _is_variable(self, training: Any) -> bool:
         """Whether a call's gradient may update the tables."""
@@ -253,6 +264,25 @@ def _watched(
     output = read(keras_versions.variable(this.gradient_trigger), value)
     lookup.ended = True
     return output
+
+
+def _combine_rest(
+    vectors: Sequence[tf.Tensor],
+    learn: Sequence[bool],
+    bags: Sequence[BaggedIds],
+    features: Sequence[FeatureSpec],
+    dtype: tf.DType,
+) -> list[tf.Tensor]:
+    """Returns activations; combines vectors of ids whose weights learn.
+
+    Engines look such ids up one by one: TensorFlow then has the gradient of
+    their weights.
+    """
+    combined = [
+        combine(v, None, b) if learns else v
+        for v, b, learns in zip(vectors, bags, learn, strict=True)
+    ]
+    return activations(combined, bags, features, dtype)
 
 
 def _after_all(

@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import in_xla, is_tpu
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+
+
+def is_recorded(weights: tf.Tensor) -> bool:
+    """Whether a gradient tape records weights, so that they may be trained."""
+    return bool(record.should_record_backprop([weights]))
 
 
 def is_wide(rows: int) -> bool:
@@ -127,6 +133,16 @@ class BaggedIds(NamedTuple):
         scale = tf.cast(self.scale, vectors.dtype)
         axis = (constants or Constants()).get(1)
         return vectors * tf.expand_dims(scale, axis)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient tape records the weights."""
+        return self.weights is not None and is_recorded(self.weights)
+
+    def one_by_one(self) -> BaggedIds:
+        """Returns bags of one id each, without weights: [n], in order."""
+        made = BaggedIds.of_rows(self.ids, None, tf.size(self.ids))
+        return made._replace(all_valid=self.all_valid)
 
     @property
     def even(self) -> bool:

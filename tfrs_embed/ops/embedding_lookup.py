@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import in_tpu_replica, is_tpu, on_host
 from tfrs_embed.configs.tables import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.configs.types import Combiner
@@ -52,7 +53,7 @@ def embedding_lookup(
             sum(w x) / sqrt(sum(w^2)), which reduce the ids' last dimension; no
             ids, or a zero sum, give zeros.
         weights: weights of the ids, of the same kind and shape; only with a
-            combiner. They get no gradient.
+            combiner.
 
     Returns:
         Without a combiner shape(ids) + [dim], ragged for ragged ids. With one,
@@ -79,8 +80,13 @@ def embedding_lookup(
     feature = FeatureSpec("ids", table, output_shape=output_shape)
     [bags] = on_host(to_bags, [feature], [ids], [weights])
     on_tpu = tf.distribute.get_strategy() if in_tpu_replica() else None
-    if bags.all_valid is not None or on_tpu is not None:
+    if (
         # XLA has no room for unique ids.
+        (bags.all_valid is not None or on_tpu is not None)
+        # TensorFlow's gradient has the weights' too.
+        or bags.learns
+        or not record.could_possibly_record()
+    ):
         vectors = lookup_table(param, bags, on_tpu)
         return activations([vectors], [bags], [feature], param.dtype)[0]
     unique, index = tf.unique(bags.ids)

@@ -17,6 +17,7 @@ from tfrs_embed.ops.bags import (
     bag_of_id,
     bags_of_ids,
     id_dtype,
+    is_recorded,
     map_bag_sizes,
 )
 from tfrs_embed.ops.parsed_ids import ParsedIds
@@ -216,5 +217,8 @@ def _scale(
 def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
     """Returns scales from the bags' sums of (squared) weights."""
     if combiner == "sqrtn":
+        if is_recorded(total):
+            # The root of zero has an infinite gradient.
+            total = tf.where(total > 0, total, tf.stop_gradient(total))
         total = tf.sqrt(total)
     return tf.math.divide_no_nan(1.0, tf.cast(total, tf.float32))

@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import in_tpu_replica
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.ops.bags import is_recorded
 from tfrs_embed.ops.checks import Checks, Condition, first, message
 from tfrs_embed.ops.feature_values import FeatureValues
 from tfrs_embed.ops.tensors import map_values, to_tensor
@@ -114,7 +116,9 @@ def sparse_order(
 def weights_like(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> tf.Tensor | None:
-    """Returns weights as float32 without gradient, checked against the ids.
+    """Returns weights as float32, checked against the ids.
+
+    They have a gradient if a tape records them.
 
     Returns:
         A Tensor of the ids' shape, or [n] for ragged and sparse ids; None:
@@ -167,8 +171,16 @@ def weights_like(
             checks.require_together(
                 _equal, key, (feature, name, expected, actual)
             )
-    # Weights are data, on every engine: the TPU's give them no gradient.
-    return tf.stop_gradient(tf.cast(values, tf.float32))
+    values = tf.cast(values, tf.float32)
+    if not is_recorded(values):
+        return tf.stop_gradient(values)
+    if in_tpu_replica():
+        raise NotImplementedError(
+            f"{feature}: a gradient tape records the weights, and TPUs give "
+            "weights no gradient. Pass tf.stop_gradient(weights), or multiply "
+            "vectors of FeatureConfig(combiner=None) by them."
+        )
+    return values
 
 
 def _equal(

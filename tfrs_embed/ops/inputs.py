@@ -32,8 +32,12 @@ class UncheckedIds:
     layouts: Layouts
 
     def bags(self) -> list[BaggedIds]:
-        """Groups the ids as they are, without weights and scales."""
-        return group(self.parsed, self.layouts, bare=True)
+        """Groups the ids as they are to be looked up, without weights."""
+        bags = group(self.parsed, self.layouts, bare=True)
+        return [
+            bag.one_by_one() if each.learns else bag
+            for bag, each in zip(bags, self.parsed, strict=True)
+        ]
 
     def agree(self, early: EarlyLookup | None) -> tuple[list[BaggedIds], Any]:
         """Returns the bags, and what `early.finish` returns, of valid ids."""

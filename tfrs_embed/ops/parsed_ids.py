@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants, bag_of_id
+from tfrs_embed.ops.bags import Constants, bag_of_id, is_recorded
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.input_checks import (
@@ -79,6 +79,11 @@ class ParsedIds:
     def is_number(self) -> bool:
         """Whether the ids are row numbers from the user, which need a check."""
         return self.feature.table.keys is None and not self.are_rows
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient tape records the weights."""
+        return self.weights is not None and is_recorded(self.weights)
 
     def present(self) -> tf.Tensor:
         """Returns which ids are not absent, [n] bool."""
