@@ -92,7 +92,8 @@ def missing() -> str | None:
 def disabled() -> Iterator[None]:
     """Uses only TensorFlow's operations, in code traced or run inside.
 
-    It is for comparisons; saved models never depend on the kernels.
+    It is for comparisons, and for exports that TensorFlow Lite is to convert;
+    saved models never depend on the kernels.
 
     Example:
         >>> with tfrs_embed.kernels.disabled():
@@ -112,6 +113,11 @@ def disabled() -> Iterator[None]:
 
 
 _disabled = 0
+
+
+def are_disabled() -> bool:
+    """Whether the code runs in `disabled`."""
+    return _disabled > 0
 
 
 def operations(device: str | None, elsewhere: bool = False) -> Any:

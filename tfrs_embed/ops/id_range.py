@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.compat.graphs import NOT_INLINED
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import concat, of_one_dtype
@@ -85,8 +86,11 @@ def require(
     """Returns ids, [n] each, guarded to be in their tables; int32 or int64."""
     check = RangeCheck(features, ids)
 
-    # Not inlined: its operations take time where they are skipped, too.
-    @tf.function(autograph=False, **NOT_INLINED)
+    # Not inlined: its operations take time where they are skipped, too. But
+    # TensorFlow Lite converts no such function.
+    inlined = {} if kernels.are_disabled() else NOT_INLINED
+
+    @tf.function(autograph=False, **inlined)
     def fail() -> tf.Tensor:
         failed = tf.debugging.Assert(False, [check.message()])
         with tf.control_dependencies([failed]):
