@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Embedding,
         PartialTPUEmbedding,
     )
+    from tfrs_embed.layers.sampled_softmax import sampled_softmax
     from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
     from tfrs_embed.storage.retrieval import TopK
     from tfrs_embed.tools import data, monitoring, report, testing, tpu_check
@@ -95,6 +96,7 @@ __all__ = [
     "plan",
     "progress",
     "report",
+    "sampled_softmax",
     "serving",
     "set_heartbeat_timeout",
     "sparsecore",
@@ -117,6 +119,7 @@ lazy.import_later(
             "Embedding",
             "PartialTPUEmbedding",
         ),
+        "tfrs_embed.layers.sampled_softmax": ("sampled_softmax",),
         "tfrs_embed.sparsecore.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),
         "tfrs_embed.storage.retrieval": ("TopK",),
         "tfrs_embed.tools.planner": (
