@@ -68,7 +68,7 @@ def numbered(weights):
             list(range(end - len(row), end))
             for end, row in zip(ends, weights.rows, strict=True)
         ]
-        return Ragged(rows), ends[-1]
+        return Ragged(rows), sum(map(len, rows))
     keys = sorted(weights.cells)
     places = {key: place for place, key in enumerate(keys)}
     return Sparse(places, weights.shape), len(keys)

@@ -59,3 +59,28 @@ def test_ragged_ids_are_an_error_that_says_what_to_do(strategy, engine, ids):
     )
     with pytest.raises(ValueError, match=message):
         look_up(strategy, engine, ids)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_a_tape_records_are_an_error(strategy, engine):
+    """TPUs give weights no gradient, which would be None without a word."""
+    feature = FeatureConfig(
+        "history", TableConfig("movies", 40, DIM, combiner="sum")
+    )
+    with strategy.scope():
+        layer = PartialTPUEmbedding(
+            {"history": feature}, "sgd", **ENGINES[engine]
+        )
+        decay = tf.Variable(0.5)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            weights = {"history": tf.fill([BATCH], decay)}
+            loss = tf.reduce_sum(layer(ids, weights)["history"])
+        return tape.gradient(loss, decay)
+
+    ids = [{"history": np.arange(BATCH)}] * strategy.num_replicas_in_sync
+    inputs = distribute(strategy, ids)
+    run = tf.function(lambda x: strategy.run(step, (x,)))
+    with pytest.raises(NotImplementedError, match=r"'history'.*the weights"):
+        run(inputs)
