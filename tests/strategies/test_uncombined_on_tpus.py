@@ -64,23 +64,27 @@ def test_ragged_ids_are_an_error_that_says_what_to_do(strategy, engine, ids):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_weights_that_a_tape_records_are_an_error(strategy, engine):
     """TPUs give weights no gradient, which would be None without a word."""
-    feature = FeatureConfig(
-        "history", TableConfig("movies", 40, DIM, combiner="sum")
-    )
+    table = TableConfig("movies", 40, DIM, combiner="sum")
     with strategy.scope():
         layer = PartialTPUEmbedding(
-            {"history": feature}, "sgd", **ENGINES[engine]
+            {"history": FeatureConfig("history", table)},
+            "sgd",
+            **ENGINES[engine],
         )
-        decay = tf.Variable(0.5)
 
-    def step(ids):
+    def step(ids, weights):
         with tf.GradientTape() as tape:
-            weights = {"history": tf.fill([BATCH], decay)}
+            tape.watch(weights)
             loss = tf.reduce_sum(layer(ids, weights)["history"])
-        return tape.gradient(loss, decay)
+        return tape.gradient(loss, weights)
 
-    ids = [{"history": np.arange(BATCH)}] * strategy.num_replicas_in_sync
-    inputs = distribute(strategy, ids)
-    run = tf.function(lambda x: strategy.run(step, (x,)))
+    given = np.arange(BATCH), np.ones(BATCH, np.float32)
+    inputs = [
+        distribute(
+            strategy, [{"history": each}] * strategy.num_replicas_in_sync
+        )
+        for each in given
+    ]
+    run = tf.function(lambda *args: strategy.run(step, args))
     with pytest.raises(NotImplementedError, match=r"'history'.*the weights"):
-        run(inputs)
+        run(*inputs)
