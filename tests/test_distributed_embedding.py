@@ -16,7 +16,7 @@ from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.inputs import to_bags
+from tfrs_embed.ops.inputs import CallInputs, to_bags
 from tfrs_embed.ops.sample_matrix import SampleMatrix
 from training_helpers import assert_unchanged, state, train
 
@@ -599,9 +599,9 @@ def test_a_declared_width_is_known_when_tracing(shape, width):
 
     @tf.function(input_signature=[ids], autograph=False)
     def as_matrix(ids):
-        [bags] = to_bags(
-            [feature], [ids], [None], input_shapes=[InputShape(shape)]
-        )
+        shapes = [InputShape(shape)]
+        inputs = CallInputs([feature], [ids], [None], shapes=shapes)
+        [bags] = to_bags(inputs)
         return SampleMatrix.of_bags(bags, BATCH).ids
 
     traced = as_matrix.get_concrete_function().output_shapes

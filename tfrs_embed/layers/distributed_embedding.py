@@ -19,7 +19,7 @@ from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
-from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.layers.table_layer import TableLayer, checked_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
 from tfrs_embed.ops.tensors import ids_to_tensor, to_tensor
@@ -248,7 +248,7 @@ class DistributedEmbedding(TableLayer):
             RuntimeError: it should measure a batch, and is traced.
         """
         called = self._read(inputs, weights, flag(partial, "partial"))
-        bags = self._to_bags(called, training=False)
+        bags = checked_bags(called)
         if training and self._arguments.given["update_stats"]:
             if not tf.executing_eagerly():
                 raise RuntimeError(
