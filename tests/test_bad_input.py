@@ -12,6 +12,7 @@ import tfrs_embed
 from keras_under_test import keras, layers
 from process_tiers import nightly, on
 from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.ops.inputs import CallInputs, to_bags
 from training_helpers import ON_GPU, assert_unchanged, state
 
@@ -820,7 +821,7 @@ def test_an_unsigned_id_of_64_bits_never_wraps_around(value, rows):
 def bags_of(rows, ids, invalid_ids="error"):
     """The bags of a feature whose table would be too large to make."""
     table = tfrs_embed.TableConfig("user", rows, 1)
-    spec = configs.parse(tfrs_embed.FeatureConfig("id", table))
+    spec = parse(tfrs_embed.FeatureConfig("id", table))
     [bags] = to_bags(CallInputs(spec.features, [ids], [None], invalid_ids))
     return bags
 

@@ -24,7 +24,7 @@ from process_tiers import nightly, on
 from reference import Feature, Reference, to_tf
 from strategies.replicas import of_chief
 from tfrs_embed import kernels
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.data_parallel import DataParallelEngine
@@ -105,7 +105,7 @@ def make_features(kinds, names, initializer=tf.random_normal_initializer):
         )
         for i, (name, case) in enumerate(TABLES.items())
     }
-    spec = configs.parse(
+    spec = parse(
         {
             f"{name}_{kind}": tfrs_embed.FeatureConfig(
                 f"{name}_{kind}", tables[name]

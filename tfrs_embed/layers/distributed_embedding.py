@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import flag
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.engines.engine import FixedBatches
@@ -152,21 +151,8 @@ class DistributedEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        arguments = TableArguments(
-            optimizer=optimizer,
-            pipeline_execution_with_tensor_core=(
-                pipeline_execution_with_tensor_core
-            ),
-            size_threshold=size_threshold,
-            sparse_core_embedding_config=sparse_core_embedding_config,
-            embedding_feature=embedding_feature,
-            invalid_ids=invalid_ids,
-            plan=plan,
-            communication_dtype=communication_dtype,
-            table_stacking=copy.deepcopy(table_stacking),
-            update_stats=flag(update_stats, "update_stats"),
-        )
-        spec = configs.parse(feature_configs, self._keras)
+        arguments = TableArguments(locals())
+        spec = parse(feature_configs, self._keras)
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
             raise ValueError(

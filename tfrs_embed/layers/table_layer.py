@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -61,6 +61,26 @@ class TableLayer(TableHolder):
                 ragged = self._is_ragged(i)
                 changed[i] = change(ids, f"{feature}: ids", dtype, ragged)
         return structure.pack(changed)
+
+    def _note_kinds(self, ids: Mapping[int, Any]) -> None:
+        """Notes which features' ids, by index, are ragged or sparse."""
+        of_rows = {
+            i
+            for i, each in ids.items()
+            if isinstance(each, (tf.RaggedTensor, tf.SparseTensor))
+        }
+        ragged = (self._ragged or set()) - set(ids) | of_rows
+        if ragged != self._ragged:
+            self._ragged = ragged
+
+    def _is_ragged(self, place: int) -> bool | None:
+        """Whether a feature's ids are ragged; None: unknown."""
+        if self._ragged is not None:
+            return place in self._ragged
+        feature = self._spec.features[place]
+        # Dense ids then have outputs of the same shape.
+        alike = feature.output_shape is not None or feature.max_sequence_length
+        return False if alike else None
 
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
@@ -282,7 +302,7 @@ class TableLayer(TableHolder):
         Returns the result of `to_bags`, and the activations of the lookups.
         """
         engine: Any = self._engine
-        self._make_tables_if_ready()
+        self._ensure_tables(only_if_ready=True)
         together = engine.together if engine is not None else None
         # Engines compare lookups themselves.
         alone = engine is None and not self._compared

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.configs.tables import FeatureSpec, parse
+from tfrs_embed.configs.parsing import parse
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import CallInputs, lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor
