@@ -79,13 +79,13 @@ class UncheckedIds:
             with tf.control_dependencies(found):
                 for each in self.parsed:
                     if not each.is_number:
-                        each.flatten(self.layouts)
+                        each.flatten()
         return group(self.parsed, self.layouts)
 
     def flatten(self) -> None:
         """Flattens ids to [n], and adds the condition that tables have them."""
         for each in self.parsed:
-            each.flatten(self.layouts)
+            each.flatten()
         if self.required:
             numbers = [each for each in self.parsed if each.is_number]
             require_valid(numbers, self.checks, self.training)

@@ -49,7 +49,7 @@ def mark(ids: UncheckedIds) -> None:
     """
     parsed, inside = ids.parsed, []
     for each in parsed:
-        each.flatten(ids.layouts)
+        each.flatten()
         size = each.feature.table.vocabulary_size
         inside.append(each.ids >= 0 if each.are_rows else valid(each.ids, size))
     shapes_fit = ids.checks.hold()
