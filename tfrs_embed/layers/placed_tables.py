@@ -1,26 +1,30 @@
-"""Where a layer's tables are, and the engine that holds the large ones."""
+"""Where a layer's tables are, and what holds them."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import placement
+from tfrs_embed.configs import descriptions, placement
 from tfrs_embed.configs.placement import Placement, ShardingType
+from tfrs_embed.configs.plan_placements import with_plan
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, TableSpec
+from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.table_arguments import TableArguments, convert_optimizers
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
+from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
     from tfrs_embed.distribution.handshake import Facts
-    from tfrs_embed.layers.table_holder import TableHolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +45,9 @@ class PlacedTables:
 
 
 def place(
-    layer: TableHolder, spec: EmbeddingSpec, arguments: TableArguments
+    layer: Any, spec: EmbeddingSpec, arguments: TableArguments
 ) -> PlacedTables:
-    """Places each table of a layer, and makes the engine.
+    """Places each table of a layer, a `TableHolder`, and makes the engine.
 
     Raises:
         ValueError: a table can't have the placement, or the dtype there, that
@@ -51,10 +55,6 @@ def place(
             have a regularizer.
     """
     _check(layer, spec.features, arguments.invalid_ids)
-    # Imported here, as a program's start needs neither plans nor engines.
-    from tfrs_embed.configs.plan_placements import with_plan
-    from tfrs_embed.engines import factory
-
     strategy, given = layer._strategy, arguments.given
     spec = with_plan(spec, arguments.plan, strategy, arguments.optimizer)
     threshold = arguments.size_threshold
@@ -104,7 +104,7 @@ def place(
 
 
 def _check(
-    layer: TableHolder, features: tuple[FeatureSpec, ...], invalid_ids: str
+    layer: Any, features: tuple[FeatureSpec, ...], invalid_ids: str
 ) -> None:
     """Raises errors of a layer's arguments that don't fit the features."""
     ragged = [feature for feature in features if not feature.combined]
@@ -140,12 +140,26 @@ def _warn_of_training(layer: str, small: list[TableSpec]) -> None:
         )
 
 
-def facts(
-    layer: TableHolder, placed: PlacedTables, arguments: TableArguments
-) -> Facts:
-    """Returns what all workers must share: see `handshake.compare_workers`."""
-    from tfrs_embed.configs import descriptions
+def build_small(layer: Embedding, table: TableSpec) -> None:
+    """Creates a small table, with the same initial rows as in an engine."""
+    given = layer.embeddings_initializer
 
+    def initializer(_: Any, dtype: Any = None, **__: Any) -> tf.Tensor:
+        # Fails at once if the table is larger than all memory.
+        np.empty([table.vocabulary_size, table.dim], np.float32)
+        rows = tf.concat([rows for _, rows in initial_blocks(table)], 0)
+        return tf.cast(rows, dtype or tf.float32)
+
+    layer.embeddings_initializer = initializer
+    try:
+        layer.build(None)
+    finally:
+        # Keras stores it in SavedModels, which can't contain ours.
+        layer.embeddings_initializer = given
+
+
+def facts(layer: Any, placed: PlacedTables, arguments: TableArguments) -> Facts:
+    """Returns what all workers must share: see `handshake.compare_workers`."""
     spec, engine = placed.spec, placed.engine
     optimizers: Mapping[str, TableOptimizer | None] = {}
     if engine is not None:

@@ -18,7 +18,6 @@ from tfrs_embed.configs.placement import Placement
 from tfrs_embed.configs.tables import EmbeddingSpec
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.gradients import loss_scale
-from tfrs_embed.layers import keras_tables, placed_tables
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.saved_layer import SavedLayer
@@ -56,6 +55,9 @@ class TableHolder(SavedLayer):
 
         See `placed_tables.place` for errors.
         """
+        # Imported here, as a program's start needs neither plans nor engines.
+        from tfrs_embed.layers import placed_tables
+
         placed = placed_tables.place(self, spec, arguments)
         spec, engine = placed.spec, placed.engine
         self._spec, self._engine, self._placed = spec, engine, placed
@@ -122,6 +124,7 @@ class TableHolder(SavedLayer):
 
     def _make_tables(self) -> None:
         from tfrs_embed.distribution import handshake
+        from tfrs_embed.layers import placed_tables
 
         # First: workers create variables together, and workers that differ must
         # not allocate channels of collectives.
@@ -147,7 +150,7 @@ class TableHolder(SavedLayer):
                 layer = self._keras_layers[in_saved_model(table.name)]
                 if not layer.built:
                     with tf.name_scope(in_graphs(table.name)):
-                        keras_tables.build(layer, table)
+                        placed_tables.build_small(layer, table)
                 variable = keras_versions.variable(layer.embeddings)
                 self.tables[table.name].add("parameters", variable)
                 slot_order.mark(layer.embeddings, table.name)

@@ -55,7 +55,7 @@ class UncheckedIds:
             # `ops.xla` has what few programs need.
             from tfrs_embed.ops.xla import mark
 
-            mark(self)
+            mark(self.parsed, self.checks, self.required)
             return group(self.parsed, self.layouts)
         operations = backend.operations(None, self.training)
         numbers = [each for each in self.parsed if each.is_number]

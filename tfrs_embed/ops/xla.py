@@ -30,38 +30,39 @@ from tfrs_embed.ops.bags import (
     id_dtype,
     of_one_dtype,
 )
+from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.gradient_sums import per_id
 from tfrs_embed.ops.id_range import valid
+from tfrs_embed.ops.parsed_ids import ParsedIds
 from tfrs_embed.ops.stock import Stock
 from tfrs_embed.ops.update import (
     GradientContributions,
     TableUpdate,
     update_unique,
 )
-from tfrs_embed.ops.validation import UncheckedIds
 
 
-def mark(ids: UncheckedIds) -> None:
+def mark(parsed: Sequence[ParsedIds], checks: Checks, required: bool) -> None:
     """Flattens ids to [n], and replaces those outside of their tables.
 
-    They make the call invalid if valid ids are required. Conditions that don't
-    hold do too, and replace all ids.
+    They make the call invalid if valid ids are `required`. Conditions of
+    `checks` that don't hold do too, and replace all ids.
     """
-    parsed, inside = ids.parsed, []
+    inside = []
     for each in parsed:
         each.flatten()
         size = each.feature.table.vocabulary_size
         inside.append(each.ids >= 0 if each.are_rows else valid(each.ids, size))
-    shapes_fit = ids.checks.hold()
-    required = [
+    shapes_fit = checks.hold()
+    fits = [
         tf.reduce_all(mask)
         for each, mask in zip(parsed, inside, strict=True)
-        if ids.required and each.is_number
+        if required and each.is_number
     ]
-    all_fit = tf.reduce_all([shapes_fit, *required])
+    all_fit = tf.reduce_all([shapes_fit, *fits])
     for each, mask in zip(parsed, inside, strict=True):
-        cast = tf.cast(each.ids, id_dtype(each.feature.table))
-        each.ids = tf.where(mask & shapes_fit, cast, cast.dtype.max)
+        ids = tf.cast(each.ids, id_dtype(each.feature.table))
+        each.ids = tf.where(mask & shapes_fit, ids, ids.dtype.max)
         each.all_valid = all_fit
 
 
