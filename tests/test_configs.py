@@ -11,7 +11,7 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.sparsecore.topology import Topology
 from training_helpers import tables_of
 
@@ -803,7 +803,7 @@ def test_an_initializer_of_a_wrong_shape_is_an_error_that_names_the_table(
 
 def test_parsing_keeps_the_order_of_features_and_tables():
     first, second = table(name="z"), table(name="a")
-    spec = configs.parse(
+    spec = parse(
         {
             "b": FeatureConfig("1", first),
             "a": FeatureConfig("2", second),
@@ -817,7 +817,7 @@ def test_parsing_keeps_the_order_of_features_and_tables():
 def test_features_of_one_path_are_an_error():
     feature = FeatureConfig("f", TableConfig("t", 5, 2))
     with pytest.raises(ValueError, match="one path"):
-        configs.parse({"a/b": feature, "a": {"b": feature}})
+        parse({"a/b": feature, "a": {"b": feature}})
 
 
 def test_an_initializer_of_ones_own_is_used_as_it_is():

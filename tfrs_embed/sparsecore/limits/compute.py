@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.configs.tables import FeatureSpec, parse
+from tfrs_embed.configs.parsing import parse
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.inputs import lookup_bags, to_bags
+from tfrs_embed.ops.inputs import CallInputs, lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads, of_chips
@@ -211,8 +212,8 @@ def _parse(
     for number, given in enumerate(batches):
         where = f"batch {number}"
         try:
-            ids = map(_to_tensor, features, given)
-            bags = to_bags(features, list(ids), [None] * len(features))
+            ids = [*map(_to_tensor, features, given)]
+            bags = to_bags(CallInputs(features, ids, [None] * len(ids)))
         except (ValueError, TypeError) as error:
             raise type(error)(f"{where}: {error}") from error
         except tf.errors.InvalidArgumentError as error:
