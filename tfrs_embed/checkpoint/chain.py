@@ -16,7 +16,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -90,14 +90,6 @@ class UnfinishedFile(NamedTuple):
     link: Link
     changed: Mapping[TrackedTable, ChangedRows]
     found: dict[str, CheckpointValue]
-
-    def counts(self) -> dict[Any, tuple[int, ...]]:
-        """The numbers of changed rows, for `Session`."""
-        found: dict[Any, tuple[int, ...]] = {}
-        for table, changed in self.changed.items():
-            found[table] = changed.shards
-            found[table, REMOVED] = (len(changed.removed),)
-        return found
 
 
 # Each variable that is made after a restore is restored by itself: as long as

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice
 from tfrs_embed.checkpoint.names import in_delta, sibling
-from tfrs_embed.checkpoint.rows import CheckpointValue
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
@@ -39,10 +39,9 @@ class SavedRate(Trackable, CheckpointValue):
         variable = self._optimizer.rate.variable
         return None if variable is None else np.asarray(variable.numpy())
 
-    def save(self, key: str, session: Session) -> None:
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
         value = self.value()
-        if value is not None:
-            session.writer().add(key, value)
+        return [] if value is None else [TensorSlice(key, value)]
 
     def check(self, key: str, reader: BundleReader) -> None:
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"

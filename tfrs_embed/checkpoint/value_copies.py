@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import CheckpointValue, run_in_place
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice, in_slices
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save, run_in_place
 from tfrs_embed.compat.private_tensorflow import Trackable
 
 
@@ -50,14 +48,15 @@ class _ValueCopy(Trackable, CheckpointValue):
     def nbytes(self) -> int:
         return 0 if self._value is None else self._value.nbytes
 
-    def save(self, key: str, session: Session) -> None:
-        if self._value is None:
-            return
-        with tf.device("CPU:0"):
-            value = tf.constant(self._value)
-        writer = session.writer()
-        write = writer.add_blocks if value.shape.rank else writer.add
-        write(key, value)
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
+        value = self._value
+        if value is None:
+            return []
+        if not value.shape:
+            return [TensorSlice(key, value)]
+        return in_slices(
+            key, value.shape, lambda start, size: value[start : start + size]
+        )
 
     def check(self, key: str, reader: BundleReader) -> None:
         self._saved.check(key, reader)
