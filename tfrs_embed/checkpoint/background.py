@@ -8,7 +8,11 @@ import weakref
 from collections.abc import Mapping
 
 from tfrs_embed.checkpoint import bundle, chain
-from tfrs_embed.checkpoint.rows import CheckpointValue, Save, TrackedTable
+from tfrs_embed.checkpoint.change_tracking import TrackedTable
+from tfrs_embed.checkpoint.rows import (
+    CheckpointValue,
+    Save,
+)
 
 
 class BackgroundFile:

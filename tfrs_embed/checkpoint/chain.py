@@ -22,14 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX, is_plain
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    ChangedRows,
     CheckpointValue,
-    TrackedTable,
 )
 from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
 from tfrs_embed.ops.update import PARAMETERS

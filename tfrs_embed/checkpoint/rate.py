@@ -34,14 +34,9 @@ class SavedRate(Trackable, CheckpointValue):
         self.name = name
         self._optimizer = optimizer
 
-    def value(self) -> np.ndarray | None:
-        """The rate; None if it is computed."""
-        variable = self._optimizer.rate.variable
-        return None if variable is None else np.asarray(variable.numpy())
-
     def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
-        value = self.value()
-        return [] if value is None else [TensorSlice(key, value)]
+        variable = self._optimizer.rate.variable
+        return [] if variable is None else [TensorSlice(key, variable.numpy())]
 
     def check(self, key: str, reader: BundleReader) -> None:
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
@@ -91,4 +86,4 @@ class SavedRate(Trackable, CheckpointValue):
         return True
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, self.value)
+        copy_for_saving(self, object_map)

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tfrs_embed.checkpoint.bundle import (
     in_slices,
     wait_for_hosts,
 )
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 from tfrs_embed.checkpoint.names import in_delta, name_in, sibling
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
@@ -52,85 +53,6 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
         "a number for each value, as with other optimizers. Neither can be "
         "made of the other. Restore with the optimizer it was saved with."
     )
-
-
-class ChangedRows(NamedTuple):
-    """The rows of a table that have changed since a moment.
-
-    They are those that this process holds.
-
-    Attributes:
-        rows: [n] int64 ascending, the numbers of the changed rows; of a table
-            of keys the changed keys, shard after shard, with new ones.
-        removed: [r] int64, the keys that have lost their rows, in any order.
-        shards: each local shard's number of `rows`; one number if they are in
-            the order of the table.
-    """
-
-    rows: np.ndarray
-    removed: np.ndarray
-    shards: tuple[int, ...]
-
-
-class TrackedTable(abc.ABC):
-    """A table whose changes can be tracked.
-
-    Attributes:
-        restored_from: the checkpoint from which it was last restored; None: it
-            never was, or lost sight of its changes since.
-        known_since: the first moment after which all changes are known.
-        strategy: the strategy under which it is made; None: unknown.
-        moments: what numbers its moments, an object for all tables of an
-            engine; None: its changes can't be tracked.
-    """
-
-    moments: Any = None
-    strategy: tf.distribute.Strategy | None = None
-    restored_from: str | None = None
-    known_since = 0
-
-    @property
-    @abc.abstractmethod
-    def is_tracked(self) -> bool:
-        """Whether the table's changes are tracked."""
-
-    @abc.abstractmethod
-    def track_changes(self) -> None:
-        """Begins to track changes.
-
-        Raises:
-            NotImplementedError: they can't be tracked.
-            RuntimeError: a training step was traced before.
-        """
-
-    @abc.abstractmethod
-    def moment(self) -> int:
-        """Ends a moment, and returns its number."""
-
-    @abc.abstractmethod
-    def changed(self, since: int) -> ChangedRows:
-        """Returns what has changed since a moment."""
-
-    @abc.abstractmethod
-    def restored(self, prefix: str | None) -> None:
-        """Begins anew, when a checkpoint `prefix` is restored."""
-
-    @abc.abstractmethod
-    def assigned(self) -> None:
-        """Notes that all rows may have changed."""
-
-
-def end_moments(tables: Iterable[TrackedTable]) -> dict[TrackedTable, int]:
-    """Ends the present moment of tracked tables; returns its number by table.
-
-    Tables of one engine share their moments, of which there are not too many.
-    """
-    tracked = [table for table in tables if table.is_tracked]
-    ended: dict[Any, int] = {}
-    for table in tracked:
-        if table.moments not in ended:
-            ended[table.moments] = table.moment()
-    return {table: ended[table.moments] for table in tracked}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

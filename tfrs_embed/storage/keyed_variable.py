@@ -15,12 +15,12 @@ from tfrs_embed.checkpoint.bundle import (
     blocks,
     in_slices,
 )
+from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.names import in_delta, sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     REMOVED,
-    ChangedRows,
     CheckpointValue,
     HeldRows,
     Save,
@@ -54,7 +54,9 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         checkpoint: KeyedCheckpoint,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        super().__init__(rows.variables(part), strategy)
+        # Integers have no variables of their own.
+        name = part if part in rows.names else PARAMETERS
+        super().__init__([s.variables[name] for s in rows.shards], strategy)
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
         self.shape = tf.TensorShape([None, *rows.row_shape(part)])
@@ -74,7 +76,9 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     @property
     def current_shape(self) -> tf.TensorShape:
         """The shape with the present number of keys; all workers must ask."""
-        count = sum(self._rows.counts(self._part))
+        if self._part == CANDIDATES:
+            return tf.TensorShape(self.numpy().shape)
+        count = sum(self._rows.numbers("size"))
         return tf.TensorShape([count, *self.shape[1:]])
 
     def numpy(self) -> np.ndarray:
@@ -222,4 +226,4 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             self._rows.write_for(self._part, keys, values)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, self.numpy)
+        copy_for_saving(self, object_map)

@@ -447,7 +447,7 @@ class ShardedVariable(CompositeVariable, Rows):
                 "parts of a checkpoint are exchanged between steps: save "
                 "without experimental_enable_async_checkpoint."
             )
-        copy_for_saving(self, object_map, self.numpy)
+        copy_for_saving(self, object_map)
 
 
 def _joined(rows: np.ndarray, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:

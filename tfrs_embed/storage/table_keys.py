@@ -60,11 +60,6 @@ class TableKeys:
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
 
-    def variables(self, name: str) -> list[tf.Variable]:
-        """Returns a part's variables; for integers, those of the parameters."""
-        name = "parameters" if name in INTEGERS else name
-        return [shard.variables[name] for shard in self.shards]
-
     def row_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a part's values for one key."""
         if name in INTEGERS:
@@ -76,13 +71,6 @@ class TableKeys:
         return list(zip(self.replicas.ranks, self.shards, strict=True))
 
     # Reading.
-
-    def counts(self, name: str = KEYS) -> list[int]:
-        """Returns each shard's length of a part; all workers must call."""
-        if name != CANDIDATES:
-            return self.numbers("size")
-        here = [len(shard.integers(name)) for shard in self.shards]
-        return self.gather.numbers(here)
 
     def local_counts(self) -> dict[int, int]:
         """Returns the number of keys of this process's shards, by rank."""
@@ -169,14 +157,13 @@ class TableKeys:
             found.append(here)
         return np.max(self.gather(found), 0)
 
-    def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, and of their spills'.
+    def statistics(self) -> list[np.ndarray]:
+        """Returns `last`, `total` and `spill` of shards' `KeyNumbers`, [12].
 
-        [12] int64: `last`, `total` and `spill` of `KeyNumbers`.
+        The shards are those of this process.
         """
         numbers = [shard.key_table.numbers() for shard in self.shards]
-        here = [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
-        return np.sum(self.gather(here), 0)
+        return [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
 
     def moment(self) -> list[tuple[int, ...]]:
         """Returns numbers that change with this process's keys."""
