@@ -16,20 +16,19 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX, is_plain
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    ChangedRows,
     CheckpointValue,
-    TrackedTable,
 )
 from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
 from tfrs_embed.ops.update import PARAMETERS
@@ -90,14 +89,6 @@ class UnfinishedFile(NamedTuple):
     link: Link
     changed: Mapping[TrackedTable, ChangedRows]
     found: dict[str, CheckpointValue]
-
-    def counts(self) -> dict[Any, tuple[int, ...]]:
-        """The numbers of changed rows, for `Session`."""
-        found: dict[Any, tuple[int, ...]] = {}
-        for table, changed in self.changed.items():
-            found[table] = changed.shards
-            found[table, REMOVED] = (len(changed.removed),)
-        return found
 
 
 # Each variable that is made after a restore is restored by itself: as long as

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.compat.unmirrored import make_variable
@@ -31,7 +32,6 @@ from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part, ShardedVariable

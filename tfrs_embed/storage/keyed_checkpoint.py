@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
-from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys, checked_integers
 
 
@@ -27,10 +24,7 @@ class KeyedCheckpoint:
     Attributes:
         source: the checkpoint from which new keys were last read.
         num_new_keys: the number of these keys.
-        moments: the table's moment when each session began to save it.
     """
-
-    moments: MutableMapping[Session, list[tuple[int, ...]]]
 
     def __init__(self, rows: TableKeys, step: Any) -> None:
         self.source: str | None = None
@@ -43,7 +37,6 @@ class KeyedCheckpoint:
         # The largest restored step of last use, until `count_from_step`.
         self._newest = 0
         self._has_step = False
-        self.moments = weakref.WeakKeyDictionary()
 
     def read_keys(self, key: str, reader: BundleReader) -> None:
         """Reads keys, counters and candidates, for `restore_keys`.

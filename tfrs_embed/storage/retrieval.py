@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import Rows, VariableRows
+from tfrs_embed.checkpoint.rows import Rows
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import integer
 from tfrs_embed.configs.tables import TableSpec
@@ -41,6 +41,7 @@ class Retrievable(Protocol):
     """What retrieval needs of a table; see `TableState`."""
 
     spec: TableSpec
+    saved: dict[str, Any]
     variables: dict[str, Any]
     strategy: tf.distribute.Strategy | None
     sources: Sequence[tuple[Part, RowStore]]
@@ -374,9 +375,7 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
                 "rows: call top_k eagerly, between steps and outside of "
                 "strategy.run."
             )
-        table = state.variables[PARAMETERS]
-        if not isinstance(table, Rows):
-            table = VariableRows(name, table)
+        table: Rows = state.saved[PARAMETERS]
 
         def read(start: Any, size: Any) -> tf.Tensor:
             return table.read_rows(int(start), int(size))

@@ -9,24 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks, cpu_of_host
-from tfrs_embed.checkpoint.names import in_delta, name_in
+from tfrs_embed.checkpoint.bundle import TensorSlice, blocks, cpu_of_host
+from tfrs_embed.checkpoint.names import in_delta
 from tfrs_embed.checkpoint.rows import (
-    ROWS,
-    ChangedRows,
     HeldRows,
     Rows,
+    Save,
     read_variable,
+    row_numbers,
     scatter,
 )
-from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import long_waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
-from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.gathering import Gathering
 
@@ -140,7 +138,7 @@ class ShardedVariable(CompositeVariable, Rows):
         if len(hosts) > 1 and self._has_values:
             self.hosts = sorted(hosts)
         self._parts = [part for part, _ in held]
-        self._replicas = replicas
+        self.replicas = replicas
         self._by_rank = dict(parts or {})
         self._copied = copied
         if copied:
@@ -290,7 +288,7 @@ class ShardedVariable(CompositeVariable, Rows):
         return _joined(rows, found)
 
     def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
-        if self._replicas is None or self.workers == 1:
+        if self.replicas is None or self.workers == 1:
             return self.gather_rows(rows)
         held = self._held_by_rank()
         none = np.zeros([0, *self._row], self.dtype.as_numpy_dtype)
@@ -298,7 +296,7 @@ class ShardedVariable(CompositeVariable, Rows):
             self._of_part(rows, self._by_rank[rank], held[rank]).numpy()
             if rank in held
             else none
-            for rank in self._replicas.ranks
+            for rank in self.replicas.ranks
         ]
         by_rank = self._collect(here)
         return _joined(
@@ -326,13 +324,17 @@ class ShardedVariable(CompositeVariable, Rows):
         if self._on_write is not None:
             self._on_write(start, rows)
 
-    def save(self, key: str, session: Session) -> None:
-        """Writes the table; with several workers, each writes a part."""
-        if self._replicas is None or self.workers == 1:
-            super().save(key, session)
-            return
-        writer = session.writer(self._replicas)
-        shape, world = self.shape.as_list(), self._replicas.world
+    def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
+        if self.workers == 1:
+            return super().slices(key, save)
+        changed = save.changed_in(self.table)
+        if changed is None:
+            return self._slices_of_worker(key)
+        return self._changed_of_worker(key, changed.rows, save)
+
+    def _slices_of_worker(self, key: str) -> Iterator[TensorSlice]:
+        assert self.replicas is not None
+        shape, world = self.shape.as_list(), self.replicas.world
         if any(part.rows.step > 1 for part in self._parts):
             # A checkpoint has rows in table order: each worker writes every
             # world-th block, with rows from all workers.
@@ -340,50 +342,50 @@ class ShardedVariable(CompositeVariable, Rows):
             for start in range(0, self._rows_of_part, step):
                 with self._together("save"):
                     swapped = self._swap(tf.constant(start))
-                ranks = self._replicas.ranks
+                ranks = self.replicas.ranks
                 for rank, rows in zip(ranks, swapped, strict=True):
                     row = (start + rank * self._block) * world
                     size = min(step, shape[0] - row)
                     if size > 0:
                         with tf.device("CPU:0"):
                             rows = tf.identity(rows[:size])
-                        writer.add_rows(key, shape, row, rows)
+                        yield TensorSlice(key, rows, shape, row)
             return
         for part, variable in zip(self._parts, self._variables, strict=True):
             column = part.columns[0] if part.columns else None
             for start, size in blocks(variable.shape, self.dtype):
                 rows = read_variable(variable, start, size)
-                writer.add_rows(key, shape, start, rows, column)
+                yield TensorSlice(key, rows, shape, start, column)
 
-    def save_changed(
-        self, key: str, session: Session, changed: ChangedRows
-    ) -> None:
-        """Writes changed rows; with several workers, each writes a part."""
-        replicas, rows = self._replicas, changed.rows
-        if replicas is None or self.workers == 1:
-            super().save_changed(key, session, changed)
-            return
-        starts, total = session.places(replicas, self.table)
-        writer = session.writer(replicas)
+    def _changed_of_worker(
+        self, key: str, rows: np.ndarray, save: Save
+    ) -> Iterator[TensorSlice]:
+        replicas = self.replicas
+        assert replicas is not None
         if any(len(p.rows) < self.shape[0] for p in self._by_rank.values()):
+            if self.table not in save.shared:
+                here = [len(rows)] + [0] * (replicas.local - 1)
+                save.shared[self.table] = self._collect.numbers(here)
+            counts = save.shared[self.table]
+            start, total = sum(counts[: replicas.ranks[0]]), sum(counts)
             if total or replicas.worker == 0:
-                self.write_changed(key, writer, rows, starts[0], total)
+                yield from self.slices_of(key, rows, start, total)
             return
         # The workers have columns of the same rows, or copies of a slot.
         parts = list(zip(self._parts, self._variables, strict=True))
         if self.is_first and (not len(rows) or self._parts[0].columns is None):
-            self.write_changed(key, writer, rows, 0, len(rows))
+            yield from self.slices_of(key, rows)
             return
-        if self.is_first and name_in(key) == PARAMETERS:
-            writer.add_blocks(in_delta(key, ROWS), tf.constant(rows, tf.int64))
+        if self.is_first:
+            yield from row_numbers(key, rows)
         shape = [len(rows), *self.shape[1:]]
         for part, variable in parts:
             if part.columns is None:
                 continue  # The first worker has written its copy.
             for at, size in blocks(shape, self.dtype):
                 values = self._of_part(rows[at : at + size], part, variable)
-                writer.add_rows(
-                    in_delta(key), shape, at, values, part.columns[0]
+                yield TensorSlice(
+                    in_delta(key), values, shape, at, part.columns[0]
                 )
 
     def _first_column(self, rank: int) -> tuple[int, int]:
@@ -392,19 +394,19 @@ class ShardedVariable(CompositeVariable, Rows):
 
     def _together(self, action: str) -> Any:
         """Reports if the collective inside waits long for other workers."""
-        assert self._replicas is not None
+        assert self.replicas is not None
         name = f"'{self._shared_name}'"
-        return long_waits.together(self._replicas, f"{action} {name}")
+        return long_waits.together(self.replicas, f"{action} {name}")
 
     def _held_by_rank(self) -> dict[int, tf.Variable]:
         """Returns this process's variables by their replicas' ranks."""
-        assert self._replicas is not None
-        mine = [rank for rank in self._replicas.ranks if rank in self._by_rank]
+        assert self.replicas is not None
+        mine = [rank for rank in self.replicas.ranks if rank in self._by_rank]
         return dict(zip(mine, self._variables, strict=True))
 
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
         """Gathers a block of rows of all replicas; zeros if one has no part."""
-        replicas, by_rank = self._replicas, self._held_by_rank()
+        replicas, by_rank = self.replicas, self._held_by_rank()
         assert replicas is not None
         gathered = []
         for i, rank in enumerate(replicas.ranks):
@@ -421,7 +423,7 @@ class ShardedVariable(CompositeVariable, Rows):
         Local replica of rank r gets the rows that all shards have at [start + r
         * block, start + (r + 1) * block).
         """
-        replicas, parts = self._replicas, self._by_rank
+        replicas, parts = self.replicas, self._by_rank
         assert replicas is not None
         # The ranks, sorted by their first rows.
         order = sorted(parts, key=lambda rank: parts[rank].rows.start)
@@ -445,7 +447,7 @@ class ShardedVariable(CompositeVariable, Rows):
                 "parts of a checkpoint are exchanged between steps: save "
                 "without experimental_enable_async_checkpoint."
             )
-        copy_for_saving(self, object_map, self.numpy)
+        copy_for_saving(self, object_map)
 
 
 def _joined(rows: np.ndarray, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:

@@ -54,16 +54,11 @@ class TableKeys:
         self.owner = f"Table '{table.name}'{layer}"
         self.room = KeyRoom(table, replicas.world, self.owner)
         self.replicas = replicas
-        self._gather = Gathering(replicas, f"read the keys of {self.owner}")
+        self.gather = Gathering(replicas, f"read the keys of {self.owner}")
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
-
-    def variables(self, name: str) -> list[tf.Variable]:
-        """Returns a part's variables; for integers, those of the parameters."""
-        name = "parameters" if name in INTEGERS else name
-        return [shard.variables[name] for shard in self.shards]
 
     def row_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a part's values for one key."""
@@ -77,24 +72,14 @@ class TableKeys:
 
     # Reading.
 
-    def counts(self, name: str = KEYS) -> list[int]:
-        """Returns each shard's length of a part; all workers must call."""
-        if name != CANDIDATES:
-            return self.numbers("size")
-        here = [np.array([len(s.integers(name))]) for s in self.shards]
-        return [int(array[0]) for array in self._gather(here)]
-
     def local_counts(self) -> dict[int, int]:
         """Returns the number of keys of this process's shards, by rank."""
         return {r: s.key_table.numbers().size for r, s in self.by_ranks()}
 
     def numbers(self, name: str) -> list[int]:
         """Returns each shard's number of `KeyNumbers`; all workers call it."""
-        here = [
-            np.array([getattr(shard.key_table.numbers(), name)], np.int64)
-            for shard in self.shards
-        ]
-        return [int(array[0]) for array in self._gather(here)]
+        here = [getattr(s.key_table.numbers(), name) for s in self.shards]
+        return self.gather.numbers(here)
 
     def read(self, name: str) -> np.ndarray:
         """Returns a part of all shards, [n, ...], sorted by key.
@@ -120,7 +105,7 @@ class TableKeys:
                 here.append(shard.integers(name))
             else:
                 here.append(shard.gather(name, shard.live().rows).numpy())
-        return np.concatenate(self._gather(here))
+        return np.concatenate(self.gather(here))
 
     def held(self, name: str) -> list[HeldRows]:
         """Returns a part's rows in this process's shards; no collective."""
@@ -150,7 +135,7 @@ class TableKeys:
         ]
         order = np.argsort(self.room.shards_of(keys), kind="stable")
         found = np.empty((len(keys), *self.row_shape(name)), np.float32)
-        found[order] = np.concatenate(self._gather(here))
+        found[order] = np.concatenate(self.gather(here))
         return found
 
     def have_rows(self, keys: np.ndarray) -> np.ndarray:
@@ -170,16 +155,15 @@ class TableKeys:
             here = np.full(len(keys), -1)
             here[places] = rows - FIRST_ROW
             found.append(here)
-        return np.max(self._gather(found), 0)
+        return np.max(self.gather(found), 0)
 
-    def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, and of their spills'.
+    def statistics(self) -> list[np.ndarray]:
+        """Returns `last`, `total` and `spill` of shards' `KeyNumbers`, [12].
 
-        [12] int64: `last`, `total` and `spill` of `KeyNumbers`.
+        The shards are those of this process.
         """
         numbers = [shard.key_table.numbers() for shard in self.shards]
-        here = [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
-        return np.sum(self._gather(here), 0)
+        return [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
 
     def moment(self) -> list[tuple[int, ...]]:
         """Returns numbers that change with this process's keys."""

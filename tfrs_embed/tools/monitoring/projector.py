@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import Rows, VariableRows
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.monitoring.log import make_folder
 
 #: The most rows of a table that TensorBoard's projector shows.
@@ -49,10 +49,9 @@ def write_projector(
     config = ""
     for i, (name, given) in enumerate(labels.items()):
         size = min(len(given), PROJECTED_ROWS)
-        table = layer.embedding_tables[name]
-        held = table if isinstance(table, Rows) else VariableRows(name, table)
-        with held.reading():
-            rows = held.read_rows(0, size).numpy().astype(np.float32)
+        table = layer.tables[name].saved[PARAMETERS]
+        with table.reading():
+            rows = table.read_rows(0, size).numpy().astype(np.float32)
         if worker_number():
             continue
         text = io.StringIO()
