@@ -126,7 +126,7 @@ class CollectiveEngine(Engine, JointEngine):
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
-        return Shard(self.tables, self.optimizers, device)
+        return Shard(self.tables, self.optimizers, device, self._freezing)
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         """The number of a table's rows on each shard that has some."""

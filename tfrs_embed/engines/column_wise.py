@@ -44,7 +44,7 @@ class ColumnWiseEngine(CollectiveEngine):
         held = [each.on(rank) for each in self.slices]
         mine = [table for table in held if table is not None]
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
-        return Shard(mine, optimizers, device)
+        return Shard(mine, optimizers, device, self._freezing)
 
     def _build(self) -> None:
         pieces = []

@@ -17,7 +17,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, EarlyLookup
 from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.table_state import TableState
+from tfrs_embed.storage.table_state import Freezing, TableState
 
 
 class LookupCall(NamedTuple):
@@ -70,6 +70,10 @@ class Engine(abc.ABC):
             )
             for name, table in tables.items()
         }
+        self._freezing = Freezing()
+        if moments is not None:
+            for state in self.states.values():
+                state.freezing = self._freezing
 
     @abc.abstractmethod
     def build(self) -> None:

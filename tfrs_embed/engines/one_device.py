@@ -37,7 +37,9 @@ class OneDeviceEngine(Engine):
         super().__init__(options, Moments())
         self._on_host = any(t.on_host for t in self.tables)
         device = HOST if self._on_host else options.device
-        self._shard = Shard(self.tables, self.optimizers, device)
+        self._shard = Shard(
+            self.tables, self.optimizers, device, self._freezing
+        )
 
     def build(self) -> None:
         self._shard.build(lambda t: t.vocabulary_size, layer=self._name)

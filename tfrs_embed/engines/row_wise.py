@@ -138,7 +138,7 @@ class RowWiseEngine(CollectiveEngine):
         for hot in self._hot_rows.tables.values():
             tables.append(hot.copies)
             optimizers[hot.copies.name] = optimizers[hot.table.name]
-        return Shard(tables, optimizers, device)
+        return Shard(tables, optimizers, device, self._freezing)
 
     def _kind(self, table: TableSpec) -> tuple[Any, ...]:
         """The kind of tables whose rows are exchanged together."""

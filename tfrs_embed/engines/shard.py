@@ -19,6 +19,7 @@ from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.row_store import TableShare
+from tfrs_embed.storage.table_state import Freezing
 
 
 class Shard:
@@ -26,6 +27,12 @@ class Shard:
 
     A step reads and writes the rows it touches and nothing else, whatever the
     size of the tables.
+
+    Args:
+        tables: the tables.
+        optimizers: each table's optimizer by name; None: it is not trained.
+        device: where the rows are used; None: where TensorFlow places them.
+        freezing: which of the tables are frozen for now.
 
     Attributes:
         store: the tables' rows and slots.
@@ -37,8 +44,10 @@ class Shard:
         tables: Iterable[TableSpec],
         optimizers: dict[str, TableOptimizer | None],
         device: str | None,
+        freezing: Freezing,
     ) -> None:
         self.device = device
+        self._freezing = freezing
         self.step: Any = None
         self._tables = tuple(tables)
         # Imported here, as programs import this module for its functions too.
@@ -121,10 +130,13 @@ class Shard:
             factors: clips gradients by norms over many rows; None: no table has
                 such a norm.
         """
+        if not tf.executing_eagerly():
+            self._freezing.is_traced = True
         contributions = {
             name: of_table
             for name, of_table in contributions.items()
             if self._optimizers[name] is not None
+            and self._table_of(name) not in self._freezing.frozen
         }
         made: Any = 1
         if in_xla():
@@ -142,6 +154,10 @@ class Shard:
             graphs.capture([*after, *gradients.matrices])
         ):
             self.step.assign_add(made)
+
+    def _table_of(self, name: str) -> str:
+        """The table of copies of rows; other tables are their own."""
+        return self._owned[name][0] if name in self._owned else name
 
     def _apply(self, contributions: dict[str, GradientContributions]) -> None:
         """Updates trained tables, and their rows that are copies."""

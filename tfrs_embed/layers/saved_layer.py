@@ -14,6 +14,7 @@ from tfrs_embed.engines.engine import Engine
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.table_arguments import TableArguments, from_config
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.table_state import Tables
 
 
 class SavedLayer(Layer):
@@ -28,6 +29,7 @@ class SavedLayer(Layer):
     _arguments: TableArguments
     _spec: EmbeddingSpec
     _has_tables: bool
+    tables: Tables
     _engine: Engine | None
     # The indices of features with ragged or sparse ids in the last call; None:
     # the layer wasn't called.
@@ -64,6 +66,9 @@ class SavedLayer(Layer):
             config[self._FEATURES] = serialization.features_to_config(
                 self._spec, optimizers, keras
             )
+        frozen = [n for n, each in self.tables.items() if not each.trainable]
+        if frozen and self.trainable:
+            config["frozen_tables"] = frozen
         return config
 
     @classmethod
@@ -79,6 +84,7 @@ class SavedLayer(Layer):
         """
         try:
             arguments = from_config(config, cls._keras)
+            frozen = arguments.pop("frozen_tables", [])
             if cls._FEATURES is not None:
                 arguments[cls._FEATURES] = serialization.features_from_config(
                     config[cls._FEATURES], cls._keras
@@ -93,7 +99,16 @@ class SavedLayer(Layer):
                 f"{cls.__name__}: its config isn't as get_config makes it: "
                 f"{error!r}"
             ) from error
-        return cls(**arguments)
+        layer = cls(**arguments)
+        unknown = [name for name in frozen if name not in layer.tables]
+        if unknown:
+            raise ValueError(
+                f"{cls.__name__}: its config freezes {unknown}, which are no "
+                f"tables of it; these are {list(layer.tables)}."
+            )
+        for name in frozen:
+            layer.tables[name].trainable = False
+        return layer
 
     def __reduce__(self) -> Any:
         """Refuses `pickle` and `copy`, which would lose the tables' values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from tfrs_embed.checkpoint.rows import (
     CheckpointValue,
     VariableRows,
 )
+from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
@@ -37,11 +40,24 @@ if TYPE_CHECKING:
 #: What can be set; other names would have no effect.
 _ATTRIBUTES = frozenset(
     {
-        *("exchange", "hashed_by", "known_since", "layer", "moments"),
-        *("restored_from", "rule_slots", "saved", "shards", "sources"),
-        *("spec", "strategy", "variables"),
+        *("exchange", "freezing", "hashed_by", "known_since", "layer"),
+        *("moments", "restored_from", "rule_slots", "saved", "shards"),
+        *("sources", "spec", "strategy", "trainable", "variables"),
     }
 )
+
+
+@dataclasses.dataclass
+class Freezing:
+    """The tables of an engine that aren't trained for now.
+
+    Attributes:
+        frozen: their names.
+        is_traced: whether a graph was traced that updates the others.
+    """
+
+    frozen: set[str] = dataclasses.field(default_factory=set)
+    is_traced: bool = False
 
 
 class TableState(Trackable, TrackedTable):
@@ -70,7 +86,11 @@ class TableState(Trackable, TrackedTable):
         hashed_by: a feature whose hashing turns ids into rows; None: rows are
             ids or have keys.
         layer: returns the layer whose table it is, as long as it lives.
+        freezing: which tables of its engine are frozen; None: a Keras layer or
+            a TPU holds the table.
     """
+
+    freezing: Freezing | None = None
 
     layer: Callable[[], Any]
     exchange: Exchange | None = None
@@ -102,11 +122,80 @@ class TableState(Trackable, TrackedTable):
         if not own and name not in self.variables:
             raise AttributeError(
                 f"'{name}' of table '{self.spec.name}' can't be set: a table "
-                "has what its TableConfig says. All tables of a layer are "
-                "frozen by layer.trainable = False; rates are set in "
-                "layer.table_optimizers."
+                "has what its TableConfig says, and is frozen by trainable = "
+                "False; rates are set in layer.table_optimizers."
             )
         super().__setattr__(name, value)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training steps update the table.
+
+        False keeps the table and its slots as they are, bit by bit, until it is
+        set to True again; the layer's other tables train on. As with a Keras
+        layer's `trainable`, functions that were traced before, such as the
+        step of `model.fit`, go on as they did: a warning says so. Layers'
+        configs, and so saved models, keep it; checkpoints don't. With several
+        workers, all of them must set it.
+
+        Example:
+            >>> texts = tfrs_embed.TableConfig("texts", 20_000, 8)
+            >>> users = tfrs_embed.TableConfig("users", 50_000, 8)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     {t.name: tfrs_embed.FeatureConfig(t.name, t)
+            ...      for t in (texts, users)}, "adagrad"
+            ... )
+            >>> layer.tables["texts"].trainable = False
+
+        Raises:
+            NotImplementedError: when set, if a TPU holds the table, or it has
+                `DynamicKeys`: `layer.trainable` freezes all tables of a layer.
+            TypeError: when set, if it is not a bool.
+        """
+        if self.freezing is None:
+            layer = self._keras_layer()
+            return layer is None or bool(layer.trainable)
+        return self.spec.name not in self.freezing.frozen
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        where = f"Table '{self.spec.name}'"
+        value = flag(value, f"{where}: trainable")
+        if self.spec.keys is not None or (
+            self.freezing is None and self._keras_layer() is None
+        ):
+            raise NotImplementedError(
+                f"{where} can't be frozen by itself: it has DynamicKeys, or a "
+                "TPU holds it. layer.trainable = False freezes all tables of "
+                "its layer."
+            )
+        if value == self.trainable:
+            return
+        if self.strategy is not None:
+            # Imported here: most programs freeze no table.
+            from tfrs_embed.distribution import handshake
+
+            handshake.compare_actions(
+                self.strategy, f"setting trainable = {value} of {where}"
+            )
+        if self.freezing is None:
+            self._keras_layer().trainable = value
+            return
+        if self.freezing.is_traced:
+            warnings.warn(
+                f"{where}: functions that were traced before go on as they "
+                "did. Call model.compile again, or trace them again.",
+                stacklevel=2,
+            )
+        if value:
+            self.freezing.frozen.discard(self.spec.name)
+        else:
+            self.freezing.frozen.add(self.spec.name)
+
+    def _keras_layer(self) -> Any:
+        """The Keras layer that holds the table, or None."""
+        layer = self.layer()
+        return None if layer is None else layer._keras_layer(self.spec.name)
 
     def hold(
         self,
