@@ -70,6 +70,14 @@ class Engine(abc.ABC):
             )
             for name, table in tables.items()
         }
+        for name, optimizer in self.optimizers.items():
+            steps = optimizer and optimizer.options.accumulation
+            if steps and tables[name].keys is not None:
+                raise ValueError(
+                    f"Table '{name}' has DynamicKeys: its rows may have other "
+                    f"keys after gradient_accumulation_steps={steps} steps. "
+                    "Leave the setting out, and make larger batches."
+                )
         self._freezing = Freezing()
         if moments is not None:
             for state in self.states.values():

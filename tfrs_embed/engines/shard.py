@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfrs_embed.compat import graphs
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.engines.accumulation import Accumulation
 from tfrs_embed.engines.norms import Factors
 from tfrs_embed.ops import backend, concat_gradients, rounding
 from tfrs_embed.ops.bags import BaggedIds, all_valid, bags_of_rows
@@ -56,6 +58,7 @@ class Shard:
         self.store = store_of(self._tables, device)
         self._optimizers = optimizers
         self._owned: dict[str, tuple[str, tf.Tensor]] = {}
+        self._accumulations: dict[str, Accumulation] = {}
 
     def build(
         self,
@@ -81,6 +84,13 @@ class Shard:
                     TableShare(table, rows(table), slots, trained, layer, world)
                 )
             self.store.build(shares)
+            for table in self._tables:
+                optimizer = self._optimizers[table.name]
+                steps = optimizer and optimizer.options.accumulation
+                if steps:
+                    self._accumulations[table.name] = Accumulation(
+                        table.name, table.dim, steps
+                    )
             self.step = make_variable(tf.constant(0, tf.int64), "step")
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
@@ -138,6 +148,7 @@ class Shard:
             if self._optimizers[name] is not None
             and self._table_of(name) not in self._freezing.frozen
         }
+        contributions = self._accumulate(contributions)
         made: Any = 1
         if in_xla():
             bags = (b for c in contributions.values() for b in c.bags)
@@ -159,9 +170,54 @@ class Shard:
         """The table of copies of rows; other tables are their own."""
         return self._owned[name][0] if name in self._owned else name
 
-    def _apply(self, contributions: dict[str, GradientContributions]) -> None:
-        """Updates trained tables, and their rows that are copies."""
+    def _accumulate(
+        self, contributions: dict[str, GradientContributions]
+    ) -> dict[str, GradientContributions]:
+        """Adds the gradients of earlier steps that are not applied yet."""
+        if not self._accumulations:
+            return contributions
+        if in_xla():
+            raise NotImplementedError(
+                "XLA can't compile an update by a table's optimizer with "
+                "gradient_accumulation_steps: leave out jit_compile=True."
+            )
         step = tf.convert_to_tensor(self.step)
+        operations = backend.operations(self.device, training=True)
+        found = dict(contributions)
+        for name, accumulation in self._accumulations.items():
+            if name in contributions:
+                ids, rows = operations.row_gradients(contributions[name])
+                found[name] = accumulation.add(ids, rows, step)
+        return found
+
+    def _apply(self, contributions: dict[str, GradientContributions]) -> None:
+        """Updates trained tables; some in each n-th step only."""
+        step = tf.convert_to_tensor(self.step)
+        by_steps: dict[int, dict[str, GradientContributions]] = {1: {}}
+        for name, of_table in contributions.items():
+            steps = 1
+            if name in self._accumulations:
+                steps = self._accumulations[name].steps
+            by_steps.setdefault(steps, {})[name] = of_table
+        self._write(by_steps.pop(1), step)
+        for steps, of_tables in by_steps.items():
+            first, *_ = of_tables
+            write = functools.partial(self._write, of_tables, step // steps)
+            tf.cond(
+                self._accumulations[first].is_last(step),
+                lambda write=write: (write(), True)[1],
+                lambda: False,
+            )
+
+    def _write(
+        self, contributions: dict[str, GradientContributions], step: tf.Tensor
+    ) -> None:
+        """Updates tables, and their rows that are copies.
+
+        `step` is the number of updates made.
+        """
+        if not contributions:
+            return
         # Tables that share an optimizer share its rate.
         rates = {
             id(o): (o.rate.at(step), o.decay(step))

@@ -255,10 +255,12 @@ _KERAS_FOREIGN = (
     "adaptive_epsilon",
     "l2_shrinkage_regularization_strength",
     "use_ema",
-    "gradient_accumulation_steps",
 )
 # Arguments that every table's optimizer can have.
-_KERAS_OPTIONS = ("clipvalue", "clipnorm", "global_clipnorm", "weight_decay")
+_KERAS_OPTIONS = (
+    *("clipvalue", "clipnorm", "global_clipnorm", "weight_decay"),
+    "gradient_accumulation_steps",
+)
 # Attributes that exclude variables from weight decay, in either Keras.
 _KERAS_EXCLUDED = (
     "_exclude_from_weight_decay",

@@ -39,6 +39,12 @@ class Regularized:
                          share the optimizer in this layer))
         weight_decay:    w -= learning_rate * weight_decay * w
 
+    With gradient_accumulation_steps = n, g is the mean of the gradients of n
+    steps, and each n-th step makes one update, as with Keras 3's optimizers:
+    the learning rate, its schedule and the rule count updates, `layer.step`
+    counts steps. Checkpoints don't hold the gradients of the steps since the
+    last update. Tables with `DynamicKeys` have none.
+
     Norms are L2 norms over the rows that the step looked up, and only these
     rows decay. Decay uses the learning rate without Adam's bias correction.
     `clipvalue`, `clipnorm`, `global_clipnorm` and `weight_decay` have the
@@ -70,6 +76,7 @@ class Regularized:
             share the optimizer.
         weight_decay: the share of a row, times the learning rate, that each of
             its updates removes.
+        gradient_accumulation_steps: the number of steps that make one update.
 
     Raises:
         ValueError: a value is out of its range, several clips are given, or no
@@ -84,6 +91,7 @@ class Regularized:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float | None = None
+    gradient_accumulation_steps: int | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__

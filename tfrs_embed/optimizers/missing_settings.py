@@ -57,9 +57,9 @@ def warn(optimizer: Any, variables: Sequence[Any]) -> None:
                 warnings.warn(
                     f"Layer '{layer}': the tables {lacking} are trained by "
                     f"optimizers of their own, without {name}={value!r} of the "
-                    f"model's optimizer '{optimizer.name}'. Give clipping and "
-                    "decay to these optimizers too, as to Keras's, or by "
-                    "tfrs_embed.optimizers.Regularized. Tables have no use_ema "
-                    "and no gradient_accumulation_steps.",
+                    f"model's optimizer '{optimizer.name}'. Give it to these "
+                    "optimizers too, as to Keras's, or by "
+                    "tfrs_embed.optimizers.Regularized. Tables have no "
+                    "use_ema.",
                     stacklevel=2,
                 )

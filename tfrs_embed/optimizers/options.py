@@ -12,10 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import finite, number
+from tfrs_embed.compat.arguments import finite, integer, number
 
 #: The names of the options that clip gradients; a table has one of them.
 CLIPS = ("clipvalue", "row_clipnorm", "clipnorm", "global_clipnorm")
+
+_ACCUMULATION = "gradient_accumulation_steps"
 
 Limits = tuple[float | None, float | None]
 
@@ -32,6 +34,7 @@ class UpdateOptions:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float = 0.0
+    gradient_accumulation_steps: int = 1
 
     @classmethod
     def check(cls, where: str, **given: Any) -> UpdateOptions:
@@ -51,7 +54,12 @@ class UpdateOptions:
             if name == "clipvalue"
             else number(value, f"{where}: {name}", name != "weight_decay")
             for name, value in asked.items()
+            if name != _ACCUMULATION
         }
+        if _ACCUMULATION in asked:
+            made[_ACCUMULATION] = integer(
+                asked[_ACCUMULATION], f"{where}: {_ACCUMULATION}"
+            )
         return cls(**made)
 
     def given(self) -> dict[str, Any]:
@@ -61,6 +69,12 @@ class UpdateOptions:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         }
+
+    @property
+    def accumulation(self) -> int | None:
+        """The number of steps that make one update; None: each makes one."""
+        steps = self.gradient_accumulation_steps
+        return None if steps == 1 else steps
 
     @property
     def norm(self) -> float | None:

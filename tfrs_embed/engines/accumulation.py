@@ -1,0 +1,49 @@
+"""Gradients of several steps, which one update applies."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfrs_embed.compat.unmirrored import make_variable
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import GradientContributions
+
+
+class Accumulation:
+    """The gradients of a table's rows on one shard, since its last update.
+
+    Args:
+        name: the table.
+        dim: its width here.
+        steps: the number of steps whose mean gradient is applied at once.
+    """
+
+    def __init__(self, name: str, dim: int, steps: int) -> None:
+        self.steps = steps
+        # As many as were looked up: rows may occur several times.
+        self._ids = make_variable(
+            tf.zeros([0], tf.int64), f"{name}/accumulated_ids", [None]
+        )
+        self._rows = make_variable(
+            tf.zeros([0, dim]), f"{name}/accumulated_gradients", [None, dim]
+        )
+
+    def is_last(self, step: tf.Tensor) -> tf.Tensor:
+        """Whether an update follows the step of a number, a scalar bool."""
+        return tf.equal((step + 1) % self.steps, 0)
+
+    def add(
+        self, ids: tf.Tensor, rows: tf.Tensor, step: tf.Tensor
+    ) -> GradientContributions:
+        """Adds a step's gradients of rows; returns the mean of all so far.
+
+        After an update's step none are left.
+        """
+        ids = tf.concat([self._ids.read_value(), tf.cast(ids, tf.int64)], 0)
+        rows = tf.concat([self._rows.read_value(), rows], 0)
+        kept = tf.where(self.is_last(step), 0, tf.size(ids))
+        with tf.control_dependencies([ids, rows]):
+            self._ids.assign(ids[:kept])
+            self._rows.assign(rows[:kept])
+        bags = BaggedIds.of_rows(ids, None, tf.size(ids))
+        return GradientContributions([bags], [rows / self.steps])
