@@ -40,6 +40,8 @@ REMOVED = "removed"
 #: The name of the factors of int8 and int4 rows in an exported model.
 SCALE = "scale"
 
+#: Numbers of rows: any, [n] int64, or those of a range.
+RowNumbers = np.ndarray | range
 #: Makes a table's initial rows from a row on, in blocks: (first row, rows).
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
@@ -165,15 +167,18 @@ class Rows(CheckpointValue):
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 
-    @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows [size, dim] or [size], in the host's memory."""
+        """Returns rows [size, dim] or [size], in the host's memory.
+
+        If workers divide the table, all must call with the same numbers.
+        """
+        return self.collect_rows(range(start, start + size))
 
     @abc.abstractmethod
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that this process holds, by their numbers."""
 
-    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that any worker holds, by their numbers.
 
         If workers divide the table, all must call with the same numbers.
@@ -330,35 +335,30 @@ class VariableRows(Rows):
         )
 
     def held(self) -> list[HeldRows]:
-        variable, rows = self._copies[0], self.shape[0]
+        return [HeldRows(self.shape[0], self.nbytes, self.gather_rows)]
 
-        def gather(wanted: np.ndarray) -> tf.Tensor:
-            # `variable[...]` copies a variable that was updated sparsely.
-            with tf.device(variable.device):
-                return tf.gather(variable, tf.constant(wanted, tf.int64))
-
-        return [HeldRows(rows, self.nbytes, gather)]
-
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        return read_variable(self._copies[0], start, size)
-
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
-        [held] = self.held()
-        with tf.device("CPU:0"):
-            return tf.identity(held.gather(rows))
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
+        return read_variable(self._copies[0], rows)
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         for copy in self._copies:
             scatter(copy, tf.range(start, start + rows.shape[0]), rows)
 
 
-def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
+def read_variable(variable: tf.Variable, rows: RowNumbers) -> tf.Tensor:
     """Returns rows of a variable in the host's memory, reading no others."""
     # `variable[...]` copies a variable that was updated sparsely.
     with tf.device(variable.device):
-        rows = tf.gather(variable, tf.range(start, start + size))
+        found = tf.gather(variable, to_tensor(rows, tf.int64))
     with tf.device("CPU:0"):
-        return tf.identity(rows)
+        return tf.identity(found)
+
+
+def to_tensor(rows: RowNumbers, dtype: tf.DType) -> tf.Tensor:
+    """Returns numbers of rows as a tensor, a range's without a constant."""
+    if isinstance(rows, range):
+        return tf.range(rows.start, rows.stop, rows.step, dtype)
+    return tf.constant(rows, dtype)
 
 
 def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
