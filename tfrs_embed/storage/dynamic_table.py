@@ -83,9 +83,7 @@ class DynamicTable(TableState):
 
             exchange = Exchange(shared, None, self.spec.name)
         shards = [store.shards[self.spec.name] for store in stores]
-        self.hold(
-            [(Part(range(0)), store) for store in stores], exchange, shards
-        )
+        self.hold([(Part(range(0)), store) for store in stores], exchange)
         self._rows = TableKeys(self.spec, shards, shared)
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
@@ -190,7 +188,9 @@ class DynamicTable(TableState):
         uint64 keys keep their bits. Strings are the fingerprints that
         `tf.fingerprint` computes.
         """
-        return self.built("keys").read(KEYS)
+        self.built("keys")
+        found: np.ndarray = self.variables[KEYS].numpy()
+        return found
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -219,9 +219,8 @@ class DynamicTable(TableState):
             ValueError: there is no room for the keys, or they have another
                 shape.
         """
-        rows = self.built("give_rows")
-        rows.write(KEYS, np.unique(_as_keys(self.spec, keys)))
-        self.restored(None)
+        self.built("give_rows")
+        self.variables[KEYS].assign(np.unique(_as_keys(self.spec, keys)))
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -267,8 +266,9 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys = rows.read(KEYS)
-        frequency, last_used = (rows.read(name) for name in COUNTERS)
+        keys, frequency, last_used = (
+            self.variables[name].numpy() for name in (KEYS, *COUNTERS)
+        )
         if isinstance(rule, TimeToLive) and count is None:
             evicted = int(np.asarray(self._step)) - last_used > rule.steps
         else:

@@ -28,7 +28,6 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.keyed_shard import KeyedShard
     from tfrs_embed.storage.retrieval import Exchange
     from tfrs_embed.storage.row_store import RowStore
     from tfrs_embed.storage.sharded import Part
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 _ATTRIBUTES = frozenset(
     {
         *("exchange", "hashed_by", "known_since", "layer", "moments"),
-        *("restored_from", "rule_slots", "saved", "shards", "sources"),
-        *("spec", "strategy", "variables"),
+        *("restored_from", "rule_slots", "saved", "sources", "spec"),
+        *("strategy", "variables"),
     }
 )
 
@@ -63,7 +62,6 @@ class TableState(Trackable, TrackedTable):
         rule_slots: the slots of the optimizer's rule, by name.
         sources: the parts of the table that this process holds, each row once,
             and the stores that hold them.
-        shards: the shards of keys that this process holds, of a table of keys.
         saved: what checkpoints save and restore, a `CheckpointValue` for each
             variable by name.
         exchange: finds the best rows if several workers divide the table.
@@ -75,7 +73,6 @@ class TableState(Trackable, TrackedTable):
     layer: Callable[[], Any]
     exchange: Exchange | None = None
     hashed_by: str | None = None
-    shards: Sequence[KeyedShard] = ()
 
     def __init__(
         self,
@@ -112,11 +109,9 @@ class TableState(Trackable, TrackedTable):
         self,
         sources: Sequence[tuple[Part, RowStore]],
         exchange: Exchange | None = None,
-        shards: Sequence[KeyedShard] = (),
     ) -> None:
         """Says where this process holds the table; see the attributes."""
         self.sources, self.exchange = sources, exchange
-        self.shards = shards
 
     def belong_to(self, layer: Any, hashed_by: str | None) -> None:
         """Says whose table it is; see the attributes."""
