@@ -40,6 +40,8 @@ REMOVED = "removed"
 #: The name of the factors of int8 and int4 rows in an exported model.
 SCALE = "scale"
 
+#: Numbers of rows: any, [n] int64, or those of a range.
+RowNumbers = np.ndarray | range
 #: Makes a table's initial rows from a row on, in blocks: (first row, rows).
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
@@ -165,15 +167,18 @@ class Rows(CheckpointValue):
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 
-    @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows [size, dim] or [size], in the host's memory."""
+        """Returns rows [size, dim] or [size], in the host's memory.
+
+        If workers divide the table, all must call with the same numbers.
+        """
+        return self.collect_rows(range(start, start + size))
 
     @abc.abstractmethod
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that this process holds, by their numbers."""
 
-    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that any worker holds, by their numbers.
 
         If workers divide the table, all must call with the same numbers.
@@ -181,8 +186,8 @@ class Rows(CheckpointValue):
         return self.gather_rows(rows)
 
     @abc.abstractmethod
-    def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """Writes rows [n, dim] or [n], from row `start` on."""
+    def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
+        """Writes rows, [n, dim] or [n], by their unique numbers."""
 
     @property
     def nbytes(self) -> int:
@@ -236,7 +241,8 @@ class Rows(CheckpointValue):
                 block = next(made, None)
                 if block is None:
                     return
-                self.write_rows(*block)
+                start, rows = block
+                self.write_rows(range(start, start + rows.shape[0]), rows)
 
     def check(self, key: str, reader: BundleReader) -> None:
         there, here = reader.shapes[key], self.shape.as_list()
@@ -286,7 +292,8 @@ class Rows(CheckpointValue):
             ):
                 with tf.device(host):
                     rows = tf.cast(block.result(), self.dtype)
-                    self.write_rows(start, rows)
+                    numbers = range(start, start + rows.shape[0])
+                    self.write_rows(numbers, rows)
             if len(self.hosts) > 1:
                 wait_for_hosts()
             if there[0] < self.shape[0]:
@@ -330,35 +337,30 @@ class VariableRows(Rows):
         )
 
     def held(self) -> list[HeldRows]:
-        variable, rows = self._copies[0], self.shape[0]
+        return [HeldRows(self.shape[0], self.nbytes, self.gather_rows)]
 
-        def gather(wanted: np.ndarray) -> tf.Tensor:
-            # `variable[...]` copies a variable that was updated sparsely.
-            with tf.device(variable.device):
-                return tf.gather(variable, tf.constant(wanted, tf.int64))
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
+        return read_variable(self._copies[0], rows)
 
-        return [HeldRows(rows, self.nbytes, gather)]
-
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        return read_variable(self._copies[0], start, size)
-
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
-        [held] = self.held()
-        with tf.device("CPU:0"):
-            return tf.identity(held.gather(rows))
-
-    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+    def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
         for copy in self._copies:
-            scatter(copy, tf.range(start, start + rows.shape[0]), rows)
+            scatter(copy, to_tensor(numbers, tf.int64), rows)
 
 
-def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
+def read_variable(variable: tf.Variable, rows: RowNumbers) -> tf.Tensor:
     """Returns rows of a variable in the host's memory, reading no others."""
     # `variable[...]` copies a variable that was updated sparsely.
     with tf.device(variable.device):
-        rows = tf.gather(variable, tf.range(start, start + size))
+        found = tf.gather(variable, to_tensor(rows, tf.int64))
     with tf.device("CPU:0"):
-        return tf.identity(rows)
+        return tf.identity(found)
+
+
+def to_tensor(rows: RowNumbers, dtype: tf.DType) -> tf.Tensor:
+    """Returns numbers of rows as a tensor, a range's without a constant."""
+    if isinstance(rows, range):
+        return tf.range(rows.start, rows.stop, rows.step, dtype)
+    return tf.constant(rows, dtype)
 
 
 def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:

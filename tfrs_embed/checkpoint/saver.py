@@ -77,7 +77,13 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
                 session.writer().add(chain.HEADER, file.link.header())
                 file.found.update(found)
                 save = Save(file.changed)
+            table: Any = None
             for key, saved in found.items():
+                if saved.table is not table:
+                    # A table's values are neighbours: TensorFlow lists objects
+                    # breadth first. Those of the last table are saved.
+                    table = saved.table
+                    save.shared.clear()
                 writer = session.writer(saved.replicas)
                 for each in saved.slices(key, save):
                     writer.add(*each)

@@ -61,7 +61,7 @@ class OneDeviceEngine(Engine):
         whole = Part(range(table.vocabulary_size))
         with tf.init_scope(), tf.device(self._shard.device):
             for start, rows in initial_blocks(table):
-                whole.write(variable, start, rows)
+                whole.write(variable, range(start, start + rows.shape[0]), rows)
 
     @property
     def step(self) -> tf.Variable:

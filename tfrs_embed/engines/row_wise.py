@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import RowNumbers
 from tfrs_embed.configs.tables import TableSpec, bytes_of
 from tfrs_embed.distribution import agreement, consensus, hot_rows, row_exchange
 from tfrs_embed.distribution.exchange_kind import (
@@ -48,6 +49,7 @@ from tfrs_embed.ops.checks import EarlyLookup
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.storage.sharded import Part
+from tfrs_embed.storage.table_state import TableState
 
 
 class _StartedLookup(NamedTuple):
@@ -145,9 +147,9 @@ class RowWiseEngine(CollectiveEngine):
         trained = self.optimizers[table.name] is not None
         return table.dim, table.dtype, table.keys is None or trained
 
-    def _fill(self, table: TableSpec) -> None:
-        super()._fill(table)
-        self._hot_rows.fill(table.name, self._shards)
+    def _expose(self, state: TableState) -> None:
+        super()._expose(state)
+        self._hot_rows.fill(state, self._shards)
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         world, rows = self._replicas.world, table.vocabulary_size
@@ -165,7 +167,7 @@ class RowWiseEngine(CollectiveEngine):
 
     def _on_write(
         self, table: str, variable: str
-    ) -> Callable[[int, tf.Tensor], None] | None:
+    ) -> Callable[[RowNumbers, tf.Tensor], None] | None:
         hot = self._hot_rows.tables.get(table)
         if hot is None:
             return None

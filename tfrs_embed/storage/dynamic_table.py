@@ -19,6 +19,7 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_room import eviction_order
@@ -83,9 +84,7 @@ class DynamicTable(TableState):
 
             exchange = Exchange(shared, None, self.spec.name)
         shards = [store.shards[self.spec.name] for store in stores]
-        self.hold(
-            [(Part(range(0)), store) for store in stores], exchange, shards
-        )
+        self.hold([(Part(range(0)), store) for store in stores], exchange)
         self._rows = TableKeys(self.spec, shards, shared)
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
@@ -190,7 +189,9 @@ class DynamicTable(TableState):
         uint64 keys keep their bits. Strings are the fingerprints that
         `tf.fingerprint` computes.
         """
-        return self.built("keys").read(KEYS)
+        self.built("keys")
+        found: np.ndarray = self.variables[KEYS].numpy()
+        return found
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -208,6 +209,14 @@ class DynamicTable(TableState):
         """
         return self.built("lookup").find(_as_keys(self.spec, keys))
 
+    def _numbers(self, ids: Any) -> np.ndarray:
+        return _as_keys(self.spec, ids)
+
+    def _assign(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
+        rows = self.built("assign")
+        rows.add(ids, int(np.asarray(self._step)))
+        rows.write_for(PARAMETERS, ids, vectors)
+
     def give_rows(self, keys: Any) -> None:
         """Replaces all keys by others, with initial rows.
 
@@ -219,9 +228,8 @@ class DynamicTable(TableState):
             ValueError: there is no room for the keys, or they have another
                 shape.
         """
-        rows = self.built("give_rows")
-        rows.write(KEYS, np.unique(_as_keys(self.spec, keys)))
-        self.restored(None)
+        self.built("give_rows")
+        self.variables[KEYS].assign(np.unique(_as_keys(self.spec, keys)))
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -267,8 +275,9 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys = rows.read(KEYS)
-        frequency, last_used = (rows.read(name) for name in COUNTERS)
+        keys, frequency, last_used = (
+            self.variables[name].numpy() for name in (KEYS, *COUNTERS)
+        )
         if isinstance(rule, TimeToLive) and count is None:
             evicted = int(np.asarray(self._step)) - last_used > rule.steps
         else:

@@ -151,7 +151,7 @@ class KeyTable:
                 self._kernels = kernels.operations(self.host)
             # The kernels' handles, or `PlainKeys`.
             self._tables: list[Any] = [
-                self._make_handle(spill)
+                _make_handle(self._kernels, rules, spill)
                 if self._kernels
                 else plain_keys.PlainKeys(rules)
             ]
@@ -165,25 +165,6 @@ class KeyTable:
         joined._tables = [each for table in tables for each in table._tables]
         joined._spills = [each for table in tables for each in table._spills]
         return joined
-
-    def _make_handle(self, spill: Spill | None) -> tf.Tensor:
-        rules = self.rules
-        seed = rules.seed % 2**64
-        handle = self._kernels.tfrs_embed_key_table(
-            probability=tf.constant(rules.probability, tf.float64),
-            capacity=rules.capacity,
-            max_capacity=rules.max_capacity,
-            candidates=rules.candidates,
-            threshold=rules.threshold,
-            seed=seed - 2**64 if seed >= 2**63 else seed,
-            policy=rules.policy,
-            ttl=rules.ttl,
-            evicts=rules.evicts,
-            **(spill.attributes() if spill else {}),
-        )
-        if spill is not None:
-            spill.open(self._kernels, handle)
-        return handle
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         with tf.device(self.host):
@@ -355,3 +336,25 @@ def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
 
 def _given(table_of: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int32) if table_of is None else table_of
+
+
+def _make_handle(
+    module: Any, rules: KeyRules, spill: Spill | None
+) -> tf.Tensor:
+    """Makes the kernels' table."""
+    seed = rules.seed % 2**64
+    handle = module.tfrs_embed_key_table(
+        probability=tf.constant(rules.probability, tf.float64),
+        capacity=rules.capacity,
+        max_capacity=rules.max_capacity,
+        candidates=rules.candidates,
+        threshold=rules.threshold,
+        seed=seed - 2**64 if seed >= 2**63 else seed,
+        policy=rules.policy,
+        ttl=rules.ttl,
+        evicts=rules.evicts,
+        **(spill.attributes() if spill else {}),
+    )
+    if spill is not None:
+        spill.open(module, handle)
+    return handle

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed.checkpoint import growth
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys, checked_integers
@@ -45,7 +45,7 @@ class KeyedCheckpoint:
             ValueError: the keys are invalid, or a shard has no room for its
                 own.
         """
-        keys = _read(key, reader)
+        keys = reader.read(key).numpy()
         where = f"{self._rows.owner}: '{reader.prefix}'"
         if keys.ndim != 1 or keys.dtype != np.int64:
             raise ValueError(
@@ -59,7 +59,7 @@ class KeyedCheckpoint:
             there = sibling(key, name)
             if there in reader.shapes:
                 known[name] = checked_integers(
-                    name, _read(there, reader), len(keys), where
+                    name, reader.read(there).numpy(), len(keys), where
                 )
         self._take(keys, known, reader.prefix)
 
@@ -111,12 +111,3 @@ class KeyedCheckpoint:
                 last_used=shard.live().last_used + later,
                 candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
             )
-
-
-def _read(key: str, reader: BundleReader) -> np.ndarray:
-    """Reads a small tensor of a checkpoint."""
-    shape, dtype = reader.shapes[key], reader.dtypes[key]
-    if shape[0] == 0:
-        return np.zeros(shape, dtype.as_numpy_dtype)
-    parts = [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
-    return np.concatenate(parts)

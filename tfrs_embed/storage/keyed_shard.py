@@ -182,13 +182,7 @@ class KeyedShard:
         )
         rows = self._rows_after(keys, in_memory)
         self.make_room(self.key_table.numbers().physical)
-        size = max(1, _BLOCK_ELEMENTS // self.table.dim)
-        for start in range(0, len(keys), size):
-            part = slice(start, start + size)
-            made = self.make_initial(tf.constant(keys[part], tf.int64))
-            self.write_some(PARAMETERS, rows[part], made)
-            for name, slot in self._slots.items():
-                self.write_some(name, rows[part], slot.initial)
+        self._initialize(keys, rows)
         self.key_table.publish(version)
 
     def set_known(
@@ -199,23 +193,65 @@ class KeyedShard:
     ) -> None:
         """Sets counters, [n] sorted by row, and candidates; None: unchanged."""
         live = self.live()
+        if frequency is not None:
+            live = live._replace(frequency=frequency)
+        if last_used is not None:
+            live = live._replace(last_used=last_used)
         if candidates is None:
             candidates = self.integers(CANDIDATES)
-        in_memory = int(np.sum(live.rows < SPILLED))
+        self._replace(live, np.zeros([0], np.int64), 0, candidates)
+
+    def add(self, keys: np.ndarray, step: int) -> None:
+        """Gives rows to those of unique keys, [n] int64, that have none.
+
+        They count as seen once, in the step of a number. There must be room.
+        """
+        new = keys[self.find(keys) == ABSENT]
+        candidates = self.integers(CANDIDATES)
+        kept = candidates[~np.isin(candidates[:, 0], new)]
+        self._replace(self.live(), new, step, kept)
+
+    def _replace(
+        self,
+        live: LiveKeys,
+        new: np.ndarray,
+        step: int,
+        candidates: np.ndarray,
+    ) -> None:
+        """Sets the counters of keys with rows, and gives rows to new keys."""
+        before = live.rows[live.rows < SPILLED]
+        count, total = len(before), len(before) + len(new)
+
+        def with_new(values: np.ndarray, added: Any) -> np.ndarray:
+            added = np.broadcast_to(np.asarray(added, np.int64), [len(new)])
+            return np.concatenate([values[:count], added, values[count:]])
+
         version = self.key_table.replace(
-            live.keys,
-            live.frequency if frequency is None else frequency,
-            live.last_used if last_used is None else last_used,
+            with_new(live.keys, new),
+            with_new(live.frequency, 1),
+            with_new(live.last_used, step),
             candidates,
-            in_memory,
+            total,
         )
+        self.make_room(self.key_table.numbers().physical)
         # Those in the spill stay where they are.
-        before, rows = live.rows[:in_memory], FIRST_ROW + np.arange(in_memory)
-        if not np.array_equal(before, rows):
+        rows = FIRST_ROW + np.arange(total)
+        if not np.array_equal(before, rows[:count]):
             for name in self.variables:
                 values = self.gather(name, before)
-                self.write(name, tf.constant(rows, tf.int64), values)
+                self.write(name, tf.constant(rows[:count], tf.int64), values)
+        self._initialize(new, rows[count:])
         self.key_table.publish(version)
+
+    def _initialize(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Gives keys' rows, in memory or in the spill, initial values."""
+        size = max(1, _BLOCK_ELEMENTS // self.table.dim)
+        for start in range(0, len(keys), size):
+            part = slice(start, start + size)
+            made = self.make_initial(tf.constant(keys[part], tf.int64))
+            self.write_some(PARAMETERS, rows[part], made)
+            for name, slot in self._slots.items():
+                self.write_some(name, rows[part], slot.initial)
 
     def _rows_after(self, keys: np.ndarray, in_memory: int) -> np.ndarray:
         """Returns the rows of all keys after they were replaced, [n] int64."""

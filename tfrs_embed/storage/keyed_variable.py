@@ -32,7 +32,11 @@ from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import TableKeys
+from tfrs_embed.storage.table_keys import (
+    COUNTERS,
+    TableKeys,
+    checked_integers,
+)
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -43,7 +47,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     or restored, every worker gets the same value and keeps its shard.
 
     A checkpoint holds the part shard by shard, so that no process needs all of
-    it. `TableKeys` lists the names of parts.
+    it. Its parts are "keys", "frequency", "last_used", "candidates",
+    "parameters" and the slots.
     """
 
     def __init__(
@@ -59,19 +64,18 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         super().__init__([s.variables[name] for s in rows.shards], strategy)
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
-        self.shape = tf.TensorShape([None, *rows.row_shape(part)])
+        shapes = {CANDIDATES: (3,)} | dict.fromkeys((KEYS, *COUNTERS), ())
+        row = shapes.get(part, self._variables[0].shape[1:])
+        self.shape = tf.TensorShape([None, *row])
         self.workers = rows.replicas.workers
         self.replicas = rows.replicas
         self._rows = rows
         self._checkpoint = checkpoint
         self._part = part
+        # Checkpoints of tables without keys lack integers.
+        self.optional = part not in rows.names
         # Keys come first: the other parts belong to them.
         self.order = 0 if part == KEYS else 1
-
-    @property
-    def optional(self) -> bool:  # type: ignore[override]
-        """Whether checkpoints may lack this part, as of tables without keys."""
-        return self._part not in self._rows.names
 
     @property
     def current_shape(self) -> tf.TensorShape:
@@ -82,16 +86,57 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         return tf.TensorShape([count, *self.shape[1:]])
 
     def numpy(self) -> np.ndarray:
-        return self._rows.read(self._part)
+        """Returns the part of all shards, sorted by key.
+
+        Raises:
+            RuntimeError: another thread changed the keys meanwhile.
+        """
+        rows, part = self._rows, self._part
+        if part in (KEYS, CANDIDATES):
+            found = self._all(part)
+            return found[np.argsort(found if part == KEYS else found[:, 0])]
+        moment = rows.moment()
+        found, keys = self._all(part), self._all(KEYS)
+        rows.require_moment(moment, f"its {part} were read")
+        return found[np.argsort(keys)]
+
+    def _all(self, part: str) -> np.ndarray:
+        """Returns a part of all shards, shard after shard, by row in each."""
+        shards = self._rows.shards
+        if part in self._rows.names:
+            here = [s.gather(part, s.live().rows).numpy() for s in shards]
+        else:
+            here = [shard.integers(part) for shard in shards]
+        return np.concatenate(self._rows.gather(here))
 
     def collect_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns rows of keys; all workers must call with the same keys."""
-        return self._rows.collect(self._part, keys)
+        here = [
+            shard.gather(self._part, rows).numpy()
+            for shard, _, rows in self._rows.located(keys)
+        ]
+        shards = self._rows.room.shards_of(keys)
+        found = np.empty((len(keys), *self.shape[1:]), np.float32)
+        found[np.argsort(shards, kind="stable")] = np.concatenate(
+            self._rows.gather(here)
+        )
+        return found
 
     def held(self) -> list[HeldRows]:
-        if self._part not in self._rows.names:
-            return []
-        return self._rows.held(self._part)
+        row, found = 4 * math.prod(self.shape[1:]), []
+        is_of_rows = self._part in self._rows.names
+        for shard in self._rows.shards if is_of_rows else ():
+            keys, rows, *_ = shard.live()
+
+            def gather(
+                wanted: np.ndarray,
+                shard: KeyedShard = shard,
+                rows: np.ndarray = rows,
+            ) -> tf.Tensor:
+                return shard.gather(self._part, rows[wanted])
+
+            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -103,13 +148,37 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     def assign(self, value: Any) -> None:
         """Sets the whole value: keys replace all keys, and reset their rows.
 
-        Rows and slots belong to the keys that the table has.
+        Keys, [n] int64 ascending, get initial rows, initial slots and counters
+        of zero. Candidates replace all candidates. Other parts, [n, ...],
+        belong to the keys that the table has.
 
         Raises:
             ValueError: the shape is wrong, keys are not ascending, or a shard
                 has no room for them.
+            RuntimeError: with several workers, keys came after the last write
+                of keys.
         """
-        self._rows.write(self._part, np.asarray(value))
+        value, rows, part = np.asarray(value), self._rows, self._part
+        if part == CANDIDATES:
+            value = checked_integers(part, value, 0, rows.owner)
+            shard_of = rows.room.shards_of(value[:, 0])
+            for rank, shard in rows.by_ranks():
+                shard.set_known(candidates=value[shard_of == rank])
+        elif part == KEYS:
+            rows.check_keys(value)
+            rows.replace(value, {})
+        else:
+            keys = rows.keys_to_write_for()
+            if part in COUNTERS:
+                value = checked_integers(part, value, len(keys), rows.owner)
+            shape = (len(keys), *self.shape[1:])
+            if value.shape != shape:
+                raise ValueError(
+                    f"{rows.owner} holds {len(keys)} keys: its {part} have the "
+                    f"shape {list(shape)}, and can't be given a value of shape "
+                    f"{list(value.shape)}."
+                )
+            rows.write_for(part, keys, value)
         if self.table is None:
             return
         if self._part == KEYS:

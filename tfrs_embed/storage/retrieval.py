@@ -44,8 +44,7 @@ class Retrievable(Protocol):
     saved: dict[str, Any]
     variables: dict[str, Any]
     strategy: tf.distribute.Strategy | None
-    sources: Sequence[tuple[Part, RowStore]]
-    shards: Sequence[KeyedShard]
+    sources: Sequence[tuple[Part, Any]]
     exchange: Exchange | None
     hashed_by: str | None
 
@@ -366,7 +365,7 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
     if served is not None:
         return [_rows_of_served(served.of_state(state))]
     if state.spec.keys is not None:
-        return [_rows_of_keys(shard) for shard in state.shards]
+        return [_rows_of_keys(store.shards[name]) for _, store in state.sources]
     cut = state.exchange is not None and state.exchange.is_cut
     if cut or (state.strategy and strategies.is_tpu(state.strategy)):
         if not tf.executing_eagerly() or strategies.in_replica(state.strategy):

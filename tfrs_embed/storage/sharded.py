@@ -13,11 +13,13 @@ from tfrs_embed.checkpoint.bundle import TensorSlice, blocks, cpu_of_host
 from tfrs_embed.checkpoint.names import in_delta
 from tfrs_embed.checkpoint.rows import (
     HeldRows,
+    RowNumbers,
     Rows,
     Save,
     read_variable,
     row_numbers,
     scatter,
+    to_tensor,
 )
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
@@ -28,7 +30,7 @@ from tfrs_embed.ops.bags import concat
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.gathering import Gathering
 
-#: Rows come from other workers in blocks of this many float32 numbers.
+#: Workers exchange rows in blocks of this many numbers to save a table.
 BLOCK_ELEMENTS = 1 << 22
 
 
@@ -46,11 +48,19 @@ class Part(NamedTuple):
     columns: tuple[int, int] | None = None
     offset: int = 0
 
-    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, rows: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
         """Finds rows by their numbers: places in `rows`, and in the variable.
 
-        It leaves out rows that the variable doesn't hold.
+        It leaves out rows that the variable doesn't hold. For a range, whose
+        step is 1, it returns ranges.
         """
+        if isinstance(rows, range):
+            first, end = self.within(rows.start, len(rows))
+            if first >= end:
+                return range(0), range(0)
+            mine, start = self.rows[first:end], rows.start
+            places = range(mine.start - start, mine.stop - start, mine.step)
+            return places, range(self.offset + first, self.offset + end)
         row, here = self.locate(rows)
         return np.flatnonzero(here), row[here]
 
@@ -71,28 +81,27 @@ class Part(NamedTuple):
         end = -(-(before + size) // self.rows.step)
         return max(0, first), min(len(self.rows), end)
 
-    def write(self, variable: tf.Variable, start: int, rows: tf.Tensor) -> None:
+    def write(
+        self, variable: tf.Variable, numbers: RowNumbers, rows: tf.Tensor
+    ) -> None:
         """Writes the table's rows, [n, dim] or [n], that the variable holds.
 
-        `start` is the first row's index in the table. `rows` have all columns;
-        the variable's columns beyond the table's are set to zero.
+        `numbers` are the rows' in the table. `rows` have all columns; the
+        variable's columns beyond the table's are set to zero.
         """
-        first, end = self.within(start, rows.shape[0])
-        if first >= end:
+        places, held = self.find(numbers)
+        if not len(held):
             return
-        mine = self.rows[first:end]
         with tf.device("CPU:0"):
-            if len(mine) < rows.shape[0]:
+            if len(places) < len(numbers):
                 # A gather takes a sixth of a strided slice's time.
-                begin, stop = mine.start - start, mine.stop - start
-                rows = tf.gather(rows, tf.range(begin, stop, mine.step))
+                rows = tf.gather(rows, to_tensor(places, tf.int64))
             if self.columns is not None:
                 rows = rows[:, slice(*self.columns)]
             if variable.shape[1:] != rows.shape[1:]:
                 padding = variable.shape[1] - rows.shape[1]
                 rows = tf.pad(rows, [[0, 0], [0, padding]])
-        place = self.offset + first
-        scatter(variable, tf.range(place, place + rows.shape[0]), rows)
+        scatter(variable, to_tensor(held, tf.int64), rows)
 
 
 class ShardedVariable(CompositeVariable, Rows):
@@ -113,7 +122,7 @@ class ShardedVariable(CompositeVariable, Rows):
             columns, and either all rows or every n-th row of n replicas.
         copied: whether each variable holds the whole table. The first is read,
             and SavedModels hold it.
-        on_write: called after a block was written: f(first row's index, rows).
+        on_write: called after a block was written: f(rows' numbers, rows).
     """
 
     def __init__(
@@ -127,7 +136,7 @@ class ShardedVariable(CompositeVariable, Rows):
         replicas: Replicas | None = None,
         parts: Mapping[int, Part] | None = None,
         copied: bool = False,
-        on_write: Callable[[int, tf.Tensor], None] | None = None,
+        on_write: Callable[[RowNumbers, tf.Tensor], None] | None = None,
     ) -> None:
         super().__init__([v for _, v in held], strategy)
         self.dtype = dtype
@@ -149,7 +158,9 @@ class ShardedVariable(CompositeVariable, Rows):
             return
         part = next(iter(self._by_rank.values()))
         self.is_cut = part.columns is not None and len(self._by_rank) > 1
-        first = min(self._by_rank, key=self._first_column)
+        first = min(
+            self._by_rank, key=lambda r: (self._by_rank[r].columns or (0,), r)
+        )
         self.is_first = first in replicas.ranks
         self._row = tuple(shape[1:])
         if part.columns is not None:
@@ -160,11 +171,9 @@ class ShardedVariable(CompositeVariable, Rows):
             self._rows_of_part,
             max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
-        self._channel = replicas.allocate(2)
+        self._channel = replicas.allocate(1)
         self._collect = Gathering(replicas, f"read '{self._shared_name}'")
-        row = tf.TensorSpec([], tf.int32)
-        self._gather = TracedOnce(self._gather_block, row)
-        self._swap = TracedOnce(self._swap_block, row)
+        self._swap = TracedOnce(self._swap_block, tf.TensorSpec([], tf.int32))
 
     @property
     def nbytes(self) -> int:
@@ -205,54 +214,9 @@ class ShardedVariable(CompositeVariable, Rows):
                 f"be given a value of shape {tuple(value.shape)}."
             )
         with self.writing():
-            self.write_rows(0, value)
+            self.write_rows(range(self.shape[0]), value)
         if self.table is not None:
             self.table.assigned()
-
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] or [size], in the host's memory.
-
-        With several workers this is a collective: all must read the same rows.
-        """
-        self._require_values()
-        found: dict[Any, list[tuple[range, tf.Tensor]]] = {}
-        with tf.device("CPU:0"):
-            for part, at, rows in self._read_parts(start, size):
-                first, end = part.within(start, size)
-                first, end = max(first, at), min(end, at + rows.shape[0])
-                if first < end:
-                    mine = part.rows[first:end]
-                    places = range(
-                        mine.start - start, mine.stop - start, mine.step
-                    )
-                    of_columns = found.setdefault(part.columns, [])
-                    of_columns.append((places, rows[first - at : end - at]))
-            columns = [_in_order(each) for each in found.values()]
-            return concat(columns, 1)
-
-    def _read_parts(
-        self, start: int, size: int
-    ) -> Iterator[tuple[Part, int, tf.Tensor]]:
-        """Yields a block's rows: a part, its first row there, and the rows."""
-        if self.workers == 1:
-            for part, variable in self._sources():
-                first, end = part.within(start, size)
-                if first < end:
-                    at = part.offset + first
-                    rows = read_variable(variable, at, end - first)
-                    yield part, first, self._unpadded(rows)
-            return
-        bounds = [p.within(start, size) for p in self._by_rank.values()]
-        end = max(each[1] for each in bounds)
-        for row in range(min(each[0] for each in bounds), end, self._block):
-            # The last block may overlap the one before, since all have one
-            # shape.
-            row = max(0, min(row, self._rows_of_part - self._block))
-            with self._together("read"):
-                gathered = self._gather(tf.constant(row))
-            by_rank = tf.reshape(gathered, [-1, self._block, *self._row])
-            for rank, part in self._by_rank.items():
-                yield part, row, by_rank[rank]
 
     def _sources(self) -> list[tuple[Part, tf.Variable]]:
         """Returns the parts to read here, with each row and column once."""
@@ -271,11 +235,10 @@ class ShardedVariable(CompositeVariable, Rows):
         """Returns the rows of parts that have columns of the same rows."""
 
         def gather(wanted: np.ndarray) -> tf.Tensor:
-            columns = []
-            for part, variable in parts:
-                with tf.device(variable.device):
-                    numbers = tf.constant(part.offset + wanted, tf.int64)
-                    columns.append(self._unpadded(tf.gather(variable, numbers)))
+            columns = [
+                self._unpadded(read_variable(variable, part.offset + wanted))
+                for part, variable in parts
+            ]
             with tf.device("CPU:0"):
                 return concat(columns, 1)
 
@@ -283,46 +246,47 @@ class ShardedVariable(CompositeVariable, Rows):
         size = rows * math.prod(self.shape[1:]) * self.dtype.size
         return HeldRows(rows, size, gather)
 
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         found = [(p, self._of_part(rows, p, v)) for p, v in self._sources()]
         return _joined(rows, found)
 
-    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
+        self._require_values()
         if self.replicas is None or self.workers == 1:
             return self.gather_rows(rows)
-        held = self._held_by_rank()
+        parts, variables = self._by_rank, iter(self._variables)
         none = np.zeros([0, *self._row], self.dtype.as_numpy_dtype)
-        here = [
-            self._of_part(rows, self._by_rank[rank], held[rank]).numpy()
-            if rank in held
-            else none
-            for rank in self.replicas.ranks
-        ]
-        by_rank = self._collect(here)
+        by_rank = self._collect(
+            [
+                self._of_part(rows, parts[rank], next(variables)).numpy()
+                if rank in parts
+                else none
+                for rank in self.replicas.ranks
+            ]
+        )
         return _joined(
             rows, [(p, by_rank[rank]) for rank, p in self._by_rank.items()]
         )
 
     def _of_part(
-        self, rows: np.ndarray, part: Part, variable: tf.Variable
+        self, rows: RowNumbers, part: Part, variable: tf.Variable
     ) -> tf.Tensor:
         """Returns those rows that a part has, in the host's memory."""
-        with tf.device(variable.device):
-            numbers = tf.constant(part.find(rows)[1], tf.int64)
-            values = self._unpadded(tf.gather(variable, numbers))
-        with tf.device("CPU:0"):
-            return tf.identity(values)
+        return self._unpadded(read_variable(variable, part.find(rows)[1]))
 
     def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows without a variable's columns beyond the table's."""
-        return rows if rows.shape.rank == 1 else rows[:, : self.shape[1]]
+        if rows.shape[1:] == self.shape[1:] or rows.shape.rank == 1:
+            return rows
+        with tf.device("CPU:0"):
+            return rows[:, : self.shape[1]]
 
-    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+    def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
         """Sets rows, [n, dim] or [n]; keeps those that this process has."""
         for part, variable in zip(self._parts, self._variables, strict=True):
-            part.write(variable, start, rows)
+            part.write(variable, numbers, rows)
         if self._on_write is not None:
-            self._on_write(start, rows)
+            self._on_write(numbers, rows)
 
     def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
         if self.workers == 1:
@@ -340,7 +304,8 @@ class ShardedVariable(CompositeVariable, Rows):
             # world-th block, with rows from all workers.
             step = self._block * world
             for start in range(0, self._rows_of_part, step):
-                with self._together("save"):
+                action = f"save '{self._shared_name}'"
+                with long_waits.together(self.replicas, action):
                     swapped = self._swap(tf.constant(start))
                 ranks = self.replicas.ranks
                 for rank, rows in zip(ranks, swapped, strict=True):
@@ -354,7 +319,7 @@ class ShardedVariable(CompositeVariable, Rows):
         for part, variable in zip(self._parts, self._variables, strict=True):
             column = part.columns[0] if part.columns else None
             for start, size in blocks(variable.shape, self.dtype):
-                rows = read_variable(variable, start, size)
+                rows = read_variable(variable, range(start, start + size))
                 yield TensorSlice(key, rows, shape, start, column)
 
     def _changed_of_worker(
@@ -388,35 +353,6 @@ class ShardedVariable(CompositeVariable, Rows):
                     in_delta(key), values, shape, at, part.columns[0]
                 )
 
-    def _first_column(self, rank: int) -> tuple[int, int]:
-        columns = self._by_rank[rank].columns
-        return columns[0] if columns else 0, rank
-
-    def _together(self, action: str) -> Any:
-        """Reports if the collective inside waits long for other workers."""
-        assert self.replicas is not None
-        name = f"'{self._shared_name}'"
-        return long_waits.together(self.replicas, f"{action} {name}")
-
-    def _held_by_rank(self) -> dict[int, tf.Variable]:
-        """Returns this process's variables by their replicas' ranks."""
-        assert self.replicas is not None
-        mine = [rank for rank in self.replicas.ranks if rank in self._by_rank]
-        return dict(zip(mine, self._variables, strict=True))
-
-    def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
-        """Gathers a block of rows of all replicas; zeros if one has no part."""
-        replicas, by_rank = self.replicas, self._held_by_rank()
-        assert replicas is not None
-        gathered = []
-        for i, rank in enumerate(replicas.ranks):
-            if rank in by_rank:
-                rows = tf.gather(by_rank[rank], start + tf.range(self._block))
-            else:
-                rows = tf.zeros([self._block, *self._row], self.dtype)
-            gathered.append(replicas.gather(i, rows, self._channel))
-        return gathered[0]
-
     def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
         """Exchanges rows so that local replicas get blocks in table order.
 
@@ -434,7 +370,7 @@ class ShardedVariable(CompositeVariable, Rows):
             rows = tf.minimum(rows, shard.shape[0] - 1)
             shape = [replicas.world, -1, *self._row]
             mine = tf.reshape(tf.gather(shard, rows), shape)
-            got = replicas.all_to_all(i, mine, self._channel + 1)
+            got = replicas.all_to_all(i, mine, self._channel)
             axes = [1, 0, *range(2, len(shape))]
             got = tf.transpose(tf.gather(got, order), axes)
             swapped.append(tf.reshape(got, [-1, *self._row]))
@@ -450,23 +386,18 @@ class ShardedVariable(CompositeVariable, Rows):
         copy_for_saving(self, object_map)
 
 
-def _joined(rows: np.ndarray, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:
+def _joined(rows: RowNumbers, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:
     """Returns rows by their numbers, of all parts and what each has of them."""
-    columns: dict[Any, list[tuple[np.ndarray, Any]]] = {}
-    for part, values in found:
-        places, _ = part.find(rows)
-        columns.setdefault(part.columns, []).append((places, values))
+    columns: dict[Any, list[tuple[tf.Tensor, tf.Tensor]]] = {}
     with tf.device("CPU:0"):
+        for part, values in found:
+            places = to_tensor(part.find(rows)[0], tf.int32)
+            each = places, tf.convert_to_tensor(values)
+            columns.setdefault(part.columns, []).append(each)
         joined = [
-            tf.dynamic_stitch(*zip(*each, strict=True))
-            for each in columns.values()
+            tf.dynamic_stitch(*zip(*parts, strict=True))
+            if len(parts) > 1
+            else parts[0][1]  # It has all rows, in order.
+            for parts in columns.values()
         ]
         return concat(joined, 1)
-
-
-def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:
-    """Puts rows at their places; the places are complete."""
-    if len(found) == 1:
-        return found[0][1]
-    places = [tf.range(r.start, r.stop, r.step) for r, _ in found]
-    return tf.dynamic_stitch(places, [rows for _, rows in found])

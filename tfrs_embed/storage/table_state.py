@@ -31,7 +31,6 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.keyed_shard import KeyedShard
     from tfrs_embed.storage.retrieval import Exchange
     from tfrs_embed.storage.row_store import RowStore
     from tfrs_embed.storage.sharded import Part
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 _ATTRIBUTES = frozenset(
     {
         *("exchange", "freezing", "hashed_by", "known_since", "layer"),
-        *("moments", "restored_from", "rule_slots", "saved", "shards"),
-        *("sources", "spec", "strategy", "trainable", "variables"),
+        *("moments", "restored_from", "rule_slots", "saved", "sources"),
+        *("spec", "strategy", "trainable", "variables"),
     }
 )
 
@@ -79,7 +78,6 @@ class TableState(Trackable, TrackedTable):
         rule_slots: the slots of the optimizer's rule, by name.
         sources: the parts of the table that this process holds, each row once,
             and the stores that hold them.
-        shards: the shards of keys that this process holds, of a table of keys.
         saved: what checkpoints save and restore, a `CheckpointValue` for each
             variable by name.
         exchange: finds the best rows if several workers divide the table.
@@ -95,7 +93,6 @@ class TableState(Trackable, TrackedTable):
     layer: Callable[[], Any]
     exchange: Exchange | None = None
     hashed_by: str | None = None
-    shards: Sequence[KeyedShard] = ()
 
     def __init__(
         self,
@@ -201,11 +198,9 @@ class TableState(Trackable, TrackedTable):
         self,
         sources: Sequence[tuple[Part, RowStore]],
         exchange: Exchange | None = None,
-        shards: Sequence[KeyedShard] = (),
     ) -> None:
         """Says where this process holds the table; see the attributes."""
         self.sources, self.exchange = sources, exchange
-        self.shards = shards
 
     def belong_to(self, layer: Any, hashed_by: str | None) -> None:
         """Says whose table it is; see the attributes."""
@@ -259,6 +254,84 @@ class TableState(Trackable, TrackedTable):
         self._growing = growth.allowed()
         for saved in self.saved.values():
             saved.growing = self._growing
+
+    def assign(self, ids: Any, vectors: Any) -> None:
+        """Sets the vectors of some ids; other rows, and slots, stay.
+
+        Vectors of another model or of a file are assigned so, also in parts:
+        one call for each. In a table with `DynamicKeys`, keys that have no row
+        get one, whatever the table's admission, with initial slots, counted
+        once, and last used now. Call it eagerly, between steps. With several
+        workers, all of them must call it, with the same ids.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig("movie", 20_000, 2)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+            ... )
+            >>> layer.build()
+            >>> layer.tables["movie"].assign([7, 3], [[1, 2], [3, 4]])
+            >>> layer(tf.constant([3])).numpy().tolist()
+            [[3.0, 4.0]]
+
+        Args:
+            ids: [n] unique row numbers, or keys of the table's dtype.
+            vectors: [n, dim] numbers.
+
+        Raises:
+            RuntimeError: it is called in a traced function.
+            TypeError: ids or vectors are of a wrong dtype.
+            ValueError: the layer has no tables yet; ids are out of range or not
+                unique, or vectors have another shape; there is no room for
+                new keys; or a feature's hashing makes rows of its ids. Then
+                nothing has changed.
+        """
+        where = f"Table '{self.spec.name}'"
+        if not tf.executing_eagerly():
+            raise RuntimeError(f"{where}: assign rows between steps, eagerly.")
+        if PARAMETERS not in self.variables:
+            raise ValueError(
+                f"{where} isn't made yet: call or build its layer first."
+            )
+        if self.hashed_by is not None:
+            raise ValueError(
+                f"{where}: {self.hashed_by} has hashing, which makes rows of "
+                "its ids, so that several ids share a row."
+            )
+        known = self._numbers(ids)
+        unique, counts = np.unique(known, return_counts=True)
+        if len(unique) < len(known):
+            raise ValueError(
+                f"{where}: each id must be there once, got "
+                f"{unique[counts > 1][0]} {counts.max()} times."
+            )
+        rows = _as_vectors(vectors, (len(known), self.spec.dim), where)
+        self._assign(known, rows)
+
+    def _numbers(self, ids: Any) -> np.ndarray:
+        """Returns ids as numbers of rows, [n] int64; see `assign`."""
+        where, given = f"Table '{self.spec.name}'", np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(
+                f"{where}: ids must be integers, got {given.dtype}."
+            )
+        rows = self.spec.vocabulary_size
+        outside = given[(given < 0) | (given >= rows)]
+        if given.ndim != 1 or outside.size:
+            said = f"id {outside[0]}" if outside.size else f"{given.shape}"
+            raise ValueError(
+                f"{where}: ids must be [n], from 0 to {rows - 1}, got {said}."
+            )
+        return given.astype(np.int64)
+
+    def _assign(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
+        """Sets rows of unique ids."""
+        saved = self.saved[PARAMETERS]
+        saved.write_rows(ids, tf.cast(vectors, saved.dtype))
+        if self.is_tracked:
+            for part, store in self.sources:
+                row, here = part.locate(ids)
+                store.marks.mark_some(self.spec.name, tf.constant(row[here]))
 
     def step_restored(self) -> None:
         """Called when the layer's step exists and, if pending, was restored."""
@@ -404,3 +477,19 @@ class Tables(Trackable, Mapping[str, TableState]):
                 if table != name and in_saved_model(table) == name:
                     return state
         return found
+
+
+def _as_vectors(value: Any, shape: tuple[int, int], where: str) -> tf.Tensor:
+    """Returns vectors as float32 on the host, after checks."""
+    with tf.device("CPU:0"):
+        vectors = tf.convert_to_tensor(value)
+        if not (vectors.dtype.is_floating or vectors.dtype.is_integer):
+            raise TypeError(
+                f"{where}: vectors must be numbers, got {vectors.dtype.name}."
+            )
+        if vectors.shape != shape:
+            raise ValueError(
+                f"{where}: vectors of {shape[0]} ids must have the shape "
+                f"{list(shape)}, got {vectors.shape.as_list()}."
+            )
+        return tf.cast(vectors, tf.float32)
