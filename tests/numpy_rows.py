@@ -145,8 +145,8 @@ class _Array(ShardedVariable):
     def read_rows(self, start, size):
         return tf.constant(self.array[start : start + size])
 
-    def write_rows(self, start, rows):
-        self._write(tf.range(start, start + rows.shape[0]), rows)
+    def write_rows(self, numbers, rows):
+        self._write(tf.constant(numbers, tf.int64), rows)
 
     def held(self):
         return [HeldRows(len(self.array), self.array.nbytes, self.sparse_read)]

@@ -49,7 +49,7 @@ def test_it_is_what_was_written(cut, dtype):
         np.testing.assert_array_equal(
             table.read_rows(start, size), TABLE[start : start + size]
         )
-    table.write_rows(9, tf.zeros([3, DIM], dtype))
+    table.write_rows(range(9, 12), tf.zeros([3, DIM], dtype))
     expected = np.where((np.arange(ROWS)[:, None] // 3) == 3, 0, TABLE)
     np.testing.assert_array_equal(table.numpy(), expected)
 

@@ -183,7 +183,7 @@ def test_rows_are_those_of_the_hosts_that_hold_them(
     monkeypatch.setattr(table._embedding, "_retrieve_variables", lambda: None)
     numbers = np.arange(50)[:, None]
     for start, end in [(0, 7), (7, 20), (20, 21), (21, 45), (45, 50)]:
-        table.write_rows(start, tf.constant(NUMBERED[start:end]))
+        table.write_rows(range(start, end), tf.constant(NUMBERED[start:end]))
         np.testing.assert_array_equal(
             tf.concat(hosts, 0), np.where(numbers < end, NUMBERED, 0)
         )
