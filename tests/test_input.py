@@ -15,7 +15,6 @@ import tfrs_embed
 from keras_under_test import NUMBER, keras, layers
 from process_tiers import on
 from run_in_processes import TESTS, environment
-from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
 ROWS = 29

@@ -1,6 +1,7 @@
 """compute_limits: the limits that batches need, and why."""
 
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -402,3 +403,17 @@ def test_bad_configurations_are_refused_before_batches_are_read(
 def test_no_batches_are_an_error():
     with pytest.raises(ValueError, match="no batches"):
         limits([], feature())
+
+
+def test_limits_as_json():
+    _, report = limits([[0, 2, 2, 4, 1, 1, 1, 1]], feature())
+    value = json.loads(report.to_json())
+    read = tfrs_embed.sparsecore.LimitsReport.from_json
+    assert read(json.dumps(value)).to_json() == json.dumps(value, indent=2)
+    value["stacks"][0]["max_ids"] = "many"
+    with pytest.raises(ValueError, match=r"stacks\[0\].max_ids must be an int"):
+        read(json.dumps(value))
+    value["tables"][0]["stack"] = "none"
+    value["stacks"][0]["max_ids"] = 1
+    with pytest.raises(ValueError, match="is in the stack 'none'; the report"):
+        read(json.dumps(value))

@@ -24,8 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Makes one page of HTML with the tables' sizes, norms, dead and hot "
-        "rows, their places on replicas, and their growth over checkpoints. "
-        "docs/reports.md shows one.",
+        "rows, and their growth over checkpoints. docs/reports.md shows one.",
         "tfrs-embed report checkpoints/ logs/ --output report.html",
     )
     parser.add_argument(
@@ -33,8 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a checkpoint, a folder of some, or several of one run; an "
-        "exported model; the JSON of a plan or of a limits report; or a "
-        "folder of tfrs_embed.monitoring",
+        "exported model; or a folder of tfrs_embed.monitoring",
     )
     parser.add_argument(
         "--output",
