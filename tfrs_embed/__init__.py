@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tfrs_embed.tools.planner import (
         Hardware,
         Plan,
-        PlanAlternative,
         ReplicaPlan,
         TablePlan,
         hot_rows,
@@ -73,7 +72,6 @@ __all__ = [
     "PartialTPUEmbedding",
     "Placement",
     "Plan",
-    "PlanAlternative",
     "ProbabilisticAdmission",
     "QuotientRemainder",
     "ReplicaPlan",
@@ -122,7 +120,6 @@ lazy.import_later(
         "tfrs_embed.tools.planner": (
             "Hardware",
             "Plan",
-            "PlanAlternative",
             "ReplicaPlan",
             "TablePlan",
             "hot_rows",
