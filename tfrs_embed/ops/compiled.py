@@ -31,7 +31,7 @@ _FIELDS = ("ids", "grouping", "weights", "scale")
 _STOCK = Stock()
 
 
-class Compiled(Stock):
+class CompiledOperations(Stock):
     """The kernels' operations, on a CPU, in graphs that are not exported."""
 
     compiled = True
@@ -252,7 +252,7 @@ class Portable(Stock):
     checks_ids = True
 
     def __init__(self, module: Any) -> None:
-        self._kernels = None if module is None else Compiled(module)
+        self._kernels = None if module is None else CompiledOperations(module)
 
     def require(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
@@ -303,7 +303,7 @@ class Portable(Stock):
         def find(operations: Stock, *inputs: tf.Tensor) -> list[tf.Tensor]:
             given = inputs[: len(handles)]
             unpacked = _unpack(inputs[len(handles) :], bags)
-            if isinstance(operations, Compiled):
+            if isinstance(operations, CompiledOperations):
                 factors = scale_of if scales else ()
                 return _lookup(
                     operations._module,

@@ -129,7 +129,7 @@ def check(
         reason,
         tuple(recorder.ended),
         recorder.ended_by,
-        advice.warnings(tpu_slice, recorder.functions, uses),
+        advice.warnings(recorder.functions, uses),
     )
 
 
