@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tensorflow_host
 from tfrs_embed.sparsecore import Topology, compute_limits
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.tools.testing import emulated_host, tensorflow_host
+from tfrs_embed.tools.testing import emulated_host
 
 tpu = tf.tpu.experimental.embedding
 TOPOLOGIES = [(chips, cores) for chips in (1, 2, 4) for cores in (2, 4)]
