@@ -37,6 +37,7 @@ import contextlib
 import inspect
 import json
 import tempfile
+from typing import Any
 
 import matplotlib.pyplot as plt
 import movielens
@@ -161,7 +162,9 @@ print(plan)
 
 
 # %%
-def make_service(placement="auto"):
+def make_service(
+    placement: Any = "auto",
+) -> dict[str, tfrs_embed.FeatureConfig]:
     users, movies, genres = (
         tfrs_embed.TableConfig(name, rows, 64, placement=placement)
         for name, rows in [
@@ -181,7 +184,7 @@ def make_service(placement="auto"):
     }
 
 
-def make_plan(replicas, placement="auto"):
+def make_plan(replicas: int, placement: Any = "auto") -> tfrs_embed.Plan:
     return tfrs_embed.plan(
         make_service(placement),
         hotness,

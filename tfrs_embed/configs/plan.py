@@ -293,7 +293,11 @@ def _replica_rows(plan: Plan) -> list[dict[str, Any]]:
     ]
     if len(rows) <= _MOST_REPLICAS:
         return rows
-    kinds = {"least": min, "mean": statistics.fmean, "most": max}
+    kinds: dict[str, Any] = {
+        "least": min,
+        "mean": statistics.fmean,
+        "most": max,
+    }
     return [
         {"replica": name}
         | {c: kind([r[c] for r in rows]) for c in list(rows[0])[1:]}
