@@ -15,7 +15,7 @@ from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.traffic import WORD
 from tfrs_embed.tools.planner.candidates import Candidate, Demand
 
-# Of a row, for its lookup and its gradient.
+# Passes over a row, for its lookup and its gradient.
 _PASSES = 4
 # A vector that is exchanged, and its gradient, are copied into messages and out
 # of them, and the shards' parts are summed.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from tfrs_embed.configs.plan import PLACEMENTS
 from tfrs_embed.tools.planner.prediction import CostModel, Step
 
-_FEW = 700  # Of up to so many choices all are tried.
+_FEW = 700  # Up to this number of choices, all are tried.
 _BEST_SETS = 3  # So many sets of placements have more than one pass.
 _MOST = 2000  # After so many the best set of placements alone is improved.
 
