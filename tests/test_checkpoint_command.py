@@ -281,7 +281,7 @@ def test_wrong_numbers_exit_with_2(arguments, capsys):
     "raised, code, message",
     [
         (KeyboardInterrupt(), 130, "error: interrupted."),
-        (MemoryError("no room"), 1, "memory to read '{path}': no room"),
+        (MemoryError("no room"), 1, "error: not enough memory: no room"),
     ],
 )
 def test_what_ends_it_early_is_said_in_a_line(

@@ -15,14 +15,10 @@ import tensorflow as tf
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import value_table
 from tfrs_embed.tools.command_line import (
-    FINE,
-    INTERRUPTED,
-    WRONG,
     InputError,
     add_command,
+    attempt,
     describe,
-    escaped_logs,
-    fail,
     integer,
     show,
 )
@@ -127,20 +123,7 @@ def _add_convert(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """Does a command's work; returns the exit status."""
-    try:
-        with escaped_logs():
-            args.work(args)
-    except tf.errors.OpError as error:
-        return fail(error.message)
-    except InputError as error:
-        return fail(error, WRONG)
-    except (OSError, ValueError) as error:
-        return fail(error)
-    except MemoryError as error:
-        return fail(f"Not enough memory to read '{args.source}': {error}")
-    except KeyboardInterrupt:
-        return fail("interrupted.", INTERRUPTED)
-    return FINE
+    return attempt(lambda: args.work(args), InputError)
 
 
 def _inspect(args: argparse.Namespace) -> None:
