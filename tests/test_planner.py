@@ -1009,6 +1009,19 @@ def test_what_would_fit_fits(rows):
         assert made.replicas == replicas
 
 
+def test_the_memory_that_would_do_is_that_of_rows():
+    """Where whole tables would be faster, and take more on one replica."""
+    with pytest.raises(ValueError, match=f"={4000 * 16 * 4 // 2} would do"):
+        plan(
+            features_of([1000, 3000], 16),
+            10,
+            replicas=2,
+            batch_size=2048,
+            topology="cpu",
+            memory_per_replica=1000,
+        )
+
+
 def test_what_no_number_of_replicas_can_hold():
     table = TableConfig("t", 1000, 8, placement="default_device")
     with pytest.raises(ValueError, match="no number of replicas would"):

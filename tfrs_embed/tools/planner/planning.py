@@ -144,7 +144,11 @@ def plan(
     model = CostModel(demands, machine, limit)
     best = best_step(model)
     if best.excess:
-        raise _does_not_fit(model, best.most)
+        by_row = model.step(
+            options.get(Candidate("row"), min(options.values()))
+            for options in model.options
+        )
+        raise _does_not_fit(model, min(best.most, by_row.most))
     samples = max(f.samples for u in usage.values() for f in u.features)
     return _plan(model, best, spec, optimizers, samples, sent_as)
 
