@@ -71,7 +71,8 @@ def compute_limits(
             feature's samples are those of TensorFlow's output_shape, if there
             is one; else those of the first batch, padded as
             `PartialTPUEmbedding` pads them.
-        topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per chip).
+        topology: see `Topology.parse`: "v5p-8", or (chips, SparseCores per
+            chip).
         optimizer: for tables that have none, as a layer's. Optimizers decide
             which tables are stacked, and how many slots they have.
         safety: factor by which the limits are raised, at least 1.

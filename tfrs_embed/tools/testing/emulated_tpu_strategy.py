@@ -64,8 +64,8 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         topology: the slice, a `tfrs_embed.sparsecore.Topology`.
 
     Args:
-        topology: the slice's name as `tpu_check.Slice.of` takes it, such as
-            "v5p-8" or "v6e:2x2", or a pair (chips, sparse_cores_per_chip).
+        topology: the slice's name as `tpu_check.Slice.parse` takes it, such
+            as "v5p-8" or "v6e:2x2", or a pair (chips, sparse_cores_per_chip).
 
     Raises:
         ValueError: the topology does not exist.
