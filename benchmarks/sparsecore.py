@@ -63,7 +63,7 @@ def layout_of(args, tables, combiner):
     config = tpu.SparseCoreEmbeddingConfig(
         max_ids_per_table=limits, max_unique_ids_per_table=limits
     )
-    return Layout(features, Topology.parse((4, 4)), config)
+    return Layout(features, Topology.of((4, 4)), config)
 
 
 def dense(args, rng):

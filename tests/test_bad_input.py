@@ -12,7 +12,8 @@ import tfrs_embed
 from keras_under_test import keras, layers
 from process_tiers import nightly, on
 from tfrs_embed.configs import tables as configs
-from tfrs_embed.ops.inputs import to_bags
+from tfrs_embed.configs.parsing import parse
+from tfrs_embed.ops.inputs import CallInputs, to_bags
 from training_helpers import ON_GPU, assert_unchanged, state
 
 pytestmark = on("keras:3", tier="nightly")
@@ -655,7 +656,8 @@ def test_floats_are_ids_of_tables_whose_every_row_they_hold(dtype):
     def parse(rows, hashing=None):
         table = configs.TableSpec("t", rows, 1)
         feature = configs.FeatureSpec("f", table, hashing=hashing)
-        return to_bags([feature], [tf.constant([255], dtype)], [None])[0].ids
+        ids = tf.constant([255], dtype)
+        return to_bags(CallInputs([feature], [ids], [None]))[0].ids
 
     rows = FLOATS[dtype]
     np.testing.assert_array_equal(parse(rows), [255])
@@ -819,8 +821,8 @@ def test_an_unsigned_id_of_64_bits_never_wraps_around(value, rows):
 def bags_of(rows, ids, invalid_ids="error"):
     """The bags of a feature whose table would be too large to make."""
     table = tfrs_embed.TableConfig("user", rows, 1)
-    spec = configs.parse(tfrs_embed.FeatureConfig("id", table))
-    [bags] = to_bags(spec.features, [ids], [None], invalid_ids)
+    spec = parse(tfrs_embed.FeatureConfig("id", table))
+    [bags] = to_bags(CallInputs(spec.features, [ids], [None], invalid_ids))
     return bags
 
 

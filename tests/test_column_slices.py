@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import tfrs_embed
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.engines.column_slices import assign, most_slices
 from tfrs_embed.optimizers import Regularized
 
@@ -19,7 +19,7 @@ def specs(*tables):
         )
         for i, (rows, dim, place, _) in enumerate(tables)
     }
-    made = configs.parse(features).tables
+    made = parse(features).tables
     return [
         dataclasses.replace(spec, ranks=ranks)
         for spec, (*_, ranks) in zip(made, tables, strict=True)

@@ -11,7 +11,7 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.sparsecore.topology import Topology
 from training_helpers import tables_of
 
@@ -144,7 +144,7 @@ def test_integers_may_be_numpys_and_are_stored_as_pythons():
     assert other.get_config() == layer.get_config()
     embedding = tfrs_embed.Embedding(np.int64(3), np.uint8(2))
     json.dumps(embedding.get_config())
-    assert Topology.parse((np.int64(2), np.int32(4))) == Topology.parse((2, 4))
+    assert Topology.of((np.int64(2), np.int32(4))) == Topology.of((2, 4))
 
 
 @pytest.mark.parametrize("optimizer", ["zzz", new.Adamax(), {"a": 1}, 0.1])
@@ -803,7 +803,7 @@ def test_an_initializer_of_a_wrong_shape_is_an_error_that_names_the_table(
 
 def test_parsing_keeps_the_order_of_features_and_tables():
     first, second = table(name="z"), table(name="a")
-    spec = configs.parse(
+    spec = parse(
         {
             "b": FeatureConfig("1", first),
             "a": FeatureConfig("2", second),
@@ -817,7 +817,7 @@ def test_parsing_keeps_the_order_of_features_and_tables():
 def test_features_of_one_path_are_an_error():
     feature = FeatureConfig("f", TableConfig("t", 5, 2))
     with pytest.raises(ValueError, match="one path"):
-        configs.parse({"a/b": feature, "a": {"b": feature}})
+        parse({"a/b": feature, "a": {"b": feature}})
 
 
 def test_an_initializer_of_ones_own_is_used_as_it_is():

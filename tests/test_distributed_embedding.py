@@ -14,9 +14,9 @@ import tensorflow as tf
 from keras_under_test import export, keras, layers, name_of, of_keras_2
 from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.inputs import to_bags
+from tfrs_embed.ops.inputs import CallInputs, to_bags
 from tfrs_embed.ops.sample_matrix import SampleMatrix
 from training_helpers import assert_unchanged, state, train
 
@@ -594,14 +594,14 @@ def test_a_shape_of_a_batch_alone_is_one_id_per_sample(graph):
 )
 def test_a_declared_width_is_known_when_tracing(shape, width):
     # A TPU's program is compiled anew for each width that isn't.
-    [feature] = configs.parse(make_feature(make_table(), "f", shape)).features
+    [feature] = parse(make_feature(make_table(), "f", shape)).features
     ids = tf.RaggedTensorSpec([None, None], tf.int64)
 
     @tf.function(input_signature=[ids], autograph=False)
     def as_matrix(ids):
-        [bags] = to_bags(
-            [feature], [ids], [None], input_shapes=[InputShape(shape)]
-        )
+        shapes = [InputShape(shape)]
+        inputs = CallInputs([feature], [ids], [None], shapes=shapes)
+        [bags] = to_bags(inputs)
         return SampleMatrix.of_bags(bags, BATCH).ids
 
     traced = as_matrix.get_concrete_function().output_shapes

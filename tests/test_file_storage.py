@@ -19,8 +19,8 @@ import tfrs_embed
 from keras_under_test import keras, layers
 from process_tiers import on
 from tfrs_embed import FeatureConfig, FileStorage, TableConfig, kernels
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.placement import assign
-from tfrs_embed.configs.tables import parse
 from tfrs_embed.storage.mapped_files import TableFiles
 from training_helpers import files_in
 

@@ -27,7 +27,7 @@ from tfrs_embed import (
     TableConfig,
 )
 from tfrs_embed.configs import descriptions
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.ops import hashed_rows
 from training_helpers import train
 
@@ -38,7 +38,7 @@ SGD = tf.tpu.experimental.embedding.SGD
 
 def rows_in(hashing, ids, rows=ROWS):
     feature = FeatureConfig("f", TableConfig("t", rows, 4), hashing=hashing)
-    [spec] = configs.parse(feature).features
+    [spec] = parse(feature).features
     return [r.numpy() for r in hashed_rows.rows(spec, tf.constant(ids))]
 
 

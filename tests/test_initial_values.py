@@ -13,7 +13,7 @@ from tensorflow.python.ops import init_ops_v2
 from keras_under_test import keras, only_keras_2
 from process_tiers import on
 from tfrs_embed import FeatureConfig, TableConfig
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.storage import initial_values
 
 pytestmark = on("keras:3", tier="nightly")
@@ -51,7 +51,7 @@ def blocks_of_three_rows(monkeypatch):
 
 def spec(initializer, rows=10, dim=4):
     config = TableConfig("user", rows, dim, initializer)
-    return configs.parse({"id": FeatureConfig("id", config)}).tables[0]
+    return parse({"id": FeatureConfig("id", config)}).tables[0]
 
 
 def blocks(table):
@@ -356,7 +356,7 @@ def test_a_number_that_becomes_infinite_is_an_error(
     def rows_of(initializer):
         config = TableConfig("user", rows, 4, initializer, dtype=dtype)
         features = {"id": FeatureConfig("id", config)}
-        return values(configs.parse(features).tables[0])
+        return values(parse(features).tables[0])
 
     def initializer_with(last):
         found = np.zeros((rows, 4), "f")

@@ -18,8 +18,8 @@ import tfrs_embed
 from numpy_step_messages import Place, padded, simulate
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.compat import strict_json
-from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.hardware import hardware
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.distribution import (
     bag_exchange,
     hot_rows,
@@ -64,7 +64,7 @@ def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
     found = []
     for i, (rows, dim, hotness) in enumerate(tables):
         table = TableConfig(f"t{i}", rows, dim)
-        spec = configs.parse(FeatureConfig(f"f{i}", table))
+        spec = parse(FeatureConfig(f"f{i}", table))
         used = usage.expected_usage(
             spec.tables[0],
             [(spec.features[0], hotness)],
@@ -244,7 +244,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_ids_in_any_form(form):
-    feature = configs.parse(FeatureConfig("f", TableConfig("t", 6, 4)))
+    feature = parse(FeatureConfig("f", TableConfig("t", 6, 4)))
     [bags] = batches.read(FORMS[form], feature.features[0], "batches[0]")
     assert bags.values.tolist() == [1, 2, 3, 3, 5, 1]
     assert (bags.samples, bags.bags) == (3, 3)
@@ -257,7 +257,7 @@ def test_bags_follow_the_feature():
     table = TableConfig("t", 10, 4)
 
     def read(ids, **arguments):
-        spec = configs.parse(FeatureConfig("f", table, **arguments))
+        spec = parse(FeatureConfig("f", table, **arguments))
         [bags] = batches.read(ids, spec.features[0], "batches[0]")
         return bags
 
@@ -369,7 +369,7 @@ def test_a_table_may_be_asked_for_rows_and_for_vectors():
     features = [FeatureConfig(name, table) for name in ("one", "many")]
 
     def expected(hotness, keyed=False):
-        spec = configs.parse(features)
+        spec = parse(features)
         used = usage.expected_usage(
             spec.tables[0],
             list(zip(spec.features, hotness, strict=True)),

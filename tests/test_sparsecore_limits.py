@@ -102,7 +102,7 @@ def test_limits_equal_those_counted_id_by_id(topology):
         "w": feature(77, 24, "a"),
         "v": feature(50, 8, "wide", dim=16),
     }
-    layout = Layout(config, Topology.parse(topology))
+    layout = Layout(config, Topology.of(topology))
     want = {name: [0, 0, 0] for name in layout.stacks}
     batches = []
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
     found, _ = limits([list(batch)], config, (2, 2))
 
     def fill(**changes):
-        topology = Topology.parse((2, 2))
+        topology = Topology.of((2, 2))
         given = {**found.__dict__, **changes}
         layout = Layout(config, topology, sparse_core_config(**given))
         return buffers.preprocess(layout, ids)

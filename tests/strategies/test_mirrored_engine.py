@@ -24,7 +24,7 @@ from process_tiers import nightly, on
 from reference import Feature, Reference, to_tf
 from strategies.replicas import of_chief
 from tfrs_embed import kernels
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.data_parallel import DataParallelEngine
@@ -32,7 +32,7 @@ from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.layers.keras2 import EngineLayer
-from tfrs_embed.ops.inputs import to_bags, unchecked
+from tfrs_embed.ops.inputs import CallInputs, to_bags, unchecked
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.storage import initial_values
 from training_helpers import assert_same, differentiate, state
@@ -65,7 +65,7 @@ class Lookup(tf_keras.layers.Layer):
         names = [f.name for f in self.engine.features]
         together = self.engine.together
         consensus = together and together.consensus()
-        given = (
+        given = CallInputs(
             self.engine.features,
             [ids[name] for name in names],
             [weights and weights[name] for name in names],
@@ -73,10 +73,10 @@ class Lookup(tf_keras.layers.Layer):
             bool(training),
         )
         if consensus:
-            parsed = unchecked(consensus, *given)
+            parsed = unchecked(given, consensus)
             bags, begun = parsed.agree(together.begin(parsed, bool(training)))
         else:
-            bags, begun = to_bags(*given), None
+            bags, begun = to_bags(given), None
         outputs = self.inner(bags, training=training, begun=begun)
         return dict(zip(names, outputs, strict=True))
 
@@ -105,7 +105,7 @@ def make_features(kinds, names, initializer=tf.random_normal_initializer):
         )
         for i, (name, case) in enumerate(TABLES.items())
     }
-    spec = configs.parse(
+    spec = parse(
         {
             f"{name}_{kind}": tfrs_embed.FeatureConfig(
                 f"{name}_{kind}", tables[name]

@@ -34,7 +34,7 @@ class ColumnSlices:
         """A replica's slice, as a table; None: it has none."""
         if rank not in self.ranks:
             return None
-        return dataclasses.replace(self.table, dim=self.width)
+        return dataclasses.replace(self.table, embedding_dim=self.width)
 
     def first_column(self, rank: int) -> int:
         """The first column of a replica's slice."""

@@ -14,7 +14,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, EarlyLookup
-from tfrs_embed.ops.inputs import UncheckedIds
+from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.table_state import TableState

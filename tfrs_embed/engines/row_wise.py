@@ -45,8 +45,8 @@ from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.checks import EarlyLookup
-from tfrs_embed.ops.inputs import UncheckedIds
 from tfrs_embed.ops.update import GradientContributions, add_bags
+from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.storage.sharded import Part
 
 

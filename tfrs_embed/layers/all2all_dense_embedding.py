@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import KeysOfShards, as_key_dtype
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.types import LayerArguments, Optimizer
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
@@ -21,7 +21,6 @@ from tfrs_embed.storage.table_state import TableState
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tfrs_embed.distribution.handshake import Facts
     from tfrs_embed.storage.dynamic_table import DynamicTable
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
@@ -120,6 +119,10 @@ class All2AllDenseEmbedding(TableLayer):
     """
 
     _CHECKPOINTED = (_TABLE, "step")
+    _COMPARED = (
+        *("slot_num", "nnz_per_slot", "dynamic_input"),
+        *("use_hashtable", "key_dtype"),
+    )
     # Conversions of checkpoint files use this name.
     _ENGINE_NAME = "engine"
 
@@ -148,55 +151,35 @@ class All2AllDenseEmbedding(TableLayer):
                 "a MultiWorkerMirroredStrategy, not "
                 f"{type(self._strategy).__name__}."
             )
-        initializers = self._keras.initializers
         with errors.of_layer(self.name):
-            rows = integer(
-                max_vocabulary_size_per_gpu, "max_vocabulary_size_per_gpu"
-            )
-            dim = integer(embedding_vec_size, "embedding_vec_size")
-            slots = integer(slot_num, "slot_num")
-            keys_of_slot = integer(nnz_per_slot, "nnz_per_slot")
+            arguments = TableArguments(locals())
+            given = arguments.given
             dtype = as_key_dtype(key_dtype, "key_dtype", KEY_DTYPES)
+            given["key_dtype"] = dtype
             rules = {
-                "admission": admission,
-                "eviction": eviction,
-                "when_full": when_full,
+                n: given[n] for n in ("admission", "eviction", "when_full")
             }
-            keys = None
-            given = [n for n, each in rules.items() if each is not None]
-            if flag(use_hashtable, "use_hashtable"):
-                keys = KeysOfShards(dtype, **rules)
-            elif given:
+            asked = [name for name, rule in rules.items() if rule is not None]
+            keys = KeysOfShards(dtype, **rules) if use_hashtable else None
+            if asked and keys is None:
                 raise ValueError(
                     "with use_hashtable=False every key has its row: "
-                    f"{', '.join(given)} must be left out."
+                    f"{', '.join(asked)} must be left out."
                 )
-            arguments = TableArguments(
-                max_vocabulary_size_per_gpu=rows,
-                embedding_vec_size=dim,
-                slot_num=slots,
-                nnz_per_slot=keys_of_slot,
-                dynamic_input=flag(dynamic_input, "dynamic_input"),
-                use_hashtable=use_hashtable,
-                key_dtype=dtype,
-                embedding_initializer=initializers.get(embedding_initializer),
-                optimizer=optimizer,
-                communication_dtype=communication_dtype,
-                **rules,
-            )
+            dim = given["embedding_vec_size"]
+            replicas = self._strategy.num_replicas_in_sync
             table = configs.TableConfig(
                 _TABLE,
-                rows * self._strategy.num_replicas_in_sync,
+                given["max_vocabulary_size_per_gpu"] * replicas,
                 dim,
-                arguments.given["embedding_initializer"]
-                or initializers.RandomUniform(-0.05, 0.05),
+                given["embedding_initializer"]
+                or self._keras.initializers.RandomUniform(-0.05, 0.05),
                 keys=keys,
             )
-        shape = (None,) if dynamic_input else (None, slots, keys_of_slot)
-        feature = configs.FeatureConfig(
-            self.name, table, output_shape=(*shape, dim)
-        )
-        spec = configs.parse(feature, self._keras, self.name)
+        slots = (given["slot_num"], given["nnz_per_slot"])
+        shape = (None, *(() if dynamic_input else slots), dim)
+        feature = configs.FeatureConfig(self.name, table, output_shape=shape)
+        spec = parse(feature, self._keras, self.name)
         self._place(spec, arguments)
         self.table: TableState = self.tables[_TABLE]
 
@@ -249,13 +232,6 @@ class All2AllDenseEmbedding(TableLayer):
             )
         shape = shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
         return self._as_shape(shape)
-
-    def _describe(self) -> Facts:
-        facts, given = super()._describe(), self._arguments.given
-        names = ("slot_num", "nnz_per_slot", "dynamic_input", "use_hashtable")
-        own = {name: given[name] for name in names}
-        own["key_dtype"] = given["key_dtype"].name
-        return {**facts, "": {**facts[""], **own}}
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         dtype = self._arguments.given["key_dtype"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,14 @@ import tensorflow as tf
 
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import flag
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
-from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.layers.table_layer import TableLayer, checked_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
 from tfrs_embed.ops.tensors import ids_to_tensor, to_tensor
@@ -152,21 +151,8 @@ class DistributedEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        arguments = TableArguments(
-            optimizer=optimizer,
-            pipeline_execution_with_tensor_core=(
-                pipeline_execution_with_tensor_core
-            ),
-            size_threshold=size_threshold,
-            sparse_core_embedding_config=sparse_core_embedding_config,
-            embedding_feature=embedding_feature,
-            invalid_ids=invalid_ids,
-            plan=plan,
-            communication_dtype=communication_dtype,
-            table_stacking=copy.deepcopy(table_stacking),
-            update_stats=flag(update_stats, "update_stats"),
-        )
-        spec = configs.parse(feature_configs, self._keras)
+        arguments = TableArguments(locals())
+        spec = parse(feature_configs, self._keras)
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
             raise ValueError(
@@ -248,7 +234,7 @@ class DistributedEmbedding(TableLayer):
             RuntimeError: it should measure a batch, and is traced.
         """
         called = self._read(inputs, weights, flag(partial, "partial"))
-        bags = self._to_bags(called, training=False)
+        bags = checked_bags(called)
         if training and self._arguments.given["update_stats"]:
             if not tf.executing_eagerly():
                 raise RuntimeError(
@@ -317,17 +303,18 @@ class DistributedEmbedding(TableLayer):
 
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
-    ) -> list[InputShape | None]:
+    ) -> Sequence[InputShape | None]:
         # The declared batch size is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
-        shapes: list[InputShape | None] = []
-        for feature in features:
-            batch, *rest = feature.input_shape or (None,)
-            declared = (batch and batch // parts, *rest)
-            known = feature.input_shape is not None
-            shapes.append(InputShape(declared) if known else None)
-        return shapes
+
+        def part(shape: tuple[int | None, ...] | None) -> InputShape | None:
+            if shape is None:
+                return None
+            batch, *rest = shape
+            return InputShape((batch and batch // parts, *rest))
+
+        return [part(feature.input_shape) for feature in features]
 
 
 def _is_preprocessed(inputs: Any) -> bool:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed.compat.arguments import as_int, integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments
@@ -106,8 +107,8 @@ class DynamicEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        keras = self._keras
         with errors.of_layer(self.name):
+            arguments = TableArguments(locals())
             vocabulary, dtype = _read(initial_vocabulary, key_dtype)
             rules = admission, eviction_policy, when_full, candidates, max_rows
             keys = DynamicKeys(dtype, *rules)
@@ -128,30 +129,23 @@ class DynamicEmbedding(TableLayer):
                 _TABLE,
                 rows,
                 output_dim,
-                keras.initializers.get(embedding_initializer),
+                arguments.given["embedding_initializer"],
                 combiner="mean" if combiner is None else combiner,
                 keys=keys,
             )
-            arguments = TableArguments(
-                output_dim=output_dim,
+            arguments.given.update(
                 initial_vocabulary=vocabulary.tolist() or None,
                 eviction_policy=keys.eviction,
                 input_dim=rows,
-                embedding_initializer=table.initializer,
-                optimizer=optimizer,
                 key_dtype=keys.dtype,
-                combiner=combiner,
-                admission=admission,
                 when_full=keys.when_full,
-                candidates=candidates,
-                max_rows=max_rows,
-                communication_dtype=communication_dtype,
             )
         self._vocabulary = vocabulary
         feature = configs.FeatureConfig(
             "keys", table, combiner=None if combiner is None else "table"
         )
-        self._place(configs.parse(feature, keras, self.name), arguments)
+        spec = parse(feature, self._keras, self.name)
+        self._place(spec, arguments)
 
     @property
     def table(self) -> DynamicTable:

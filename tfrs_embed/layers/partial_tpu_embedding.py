@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed.compat.arguments import integer_or_none
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
@@ -141,21 +140,8 @@ class PartialTPUEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        arguments = TableArguments(
-            optimizer=optimizer,
-            pipeline_execution_with_tensor_core=(
-                pipeline_execution_with_tensor_core
-            ),
-            size_threshold=size_threshold,
-            sparse_core_embedding_config=sparse_core_embedding_config,
-            embedding_feature=embedding_feature,
-            invalid_ids=invalid_ids,
-            plan=plan,
-            communication_dtype=communication_dtype,
-            batch_size=integer_or_none(batch_size, "batch_size"),
-        )
-        spec = configs.parse(feature_config, self._keras)
-        self._place(spec, arguments)
+        arguments = TableArguments(locals())
+        self._place(parse(feature_config, self._keras), arguments)
 
     if not TYPE_CHECKING:  # The base class has the types.
 

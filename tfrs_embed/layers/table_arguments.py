@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import tensorflow as tf
 
 from tfrs_embed.compat import keras_configs
-from tfrs_embed.compat.arguments import choice, flag, integer_or_none
+from tfrs_embed.compat.arguments import choice, flag, integer, integer_or_none
 from tfrs_embed.configs import serialization
 from tfrs_embed.configs.tables import TableSpec, by_optimizer
 from tfrs_embed.configs.types import InvalidIds
@@ -22,7 +23,33 @@ if TYPE_CHECKING:
     from tfrs_embed.configs.plan import Plan
 
 _PIPELINED = "pipeline_execution_with_tensor_core"
-_INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
+
+
+def _treatment(value: Any, what: str) -> str:
+    choice(value, get_args(InvalidIds), what)
+    return str(value)
+
+
+# Checks of arguments by name; they take an argument and its name, and return
+# what the layer keeps.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "batch_size": integer_or_none,
+    "communication_dtype": lambda value, _: (
+        None if value is None else wire.communication_dtype(value)
+    ),
+    "dynamic_input": flag,
+    "embedding_vec_size": integer,
+    "invalid_ids": _treatment,
+    "max_vocabulary_size_per_gpu": integer,
+    "nnz_per_slot": integer,
+    _PIPELINED: flag,
+    # -1, as programs of TFRS say, makes all tables large, as 0 does.
+    "size_threshold": functools.partial(integer_or_none, least=-1),
+    "slot_num": integer,
+    "table_stacking": lambda value, _: copy.deepcopy(value),
+    "update_stats": flag,
+    "use_hashtable": flag,
+}
 
 
 class TableArguments:
@@ -30,6 +57,10 @@ class TableArguments:
 
     They are in an object of their own because Keras tracks layers' attributes.
     The features and the arguments of every Keras layer are not among them.
+
+    Args:
+        variables: the `locals()` of the layer's `__init__`, before it has any
+            other variables than its arguments.
 
     Attributes:
         given: the arguments by name.
@@ -42,23 +73,24 @@ class TableArguments:
         sent_as: the name of the dtype of rows and gradients between replicas.
     """
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        layer = variables["self"]
+        others = ("self", "kwargs", "__class__", layer._FEATURES)
+        given = {k: v for k, v in variables.items() if k not in others}
+        for name, check in _CHECKS.items():
+            if name in given:
+                given[name] = check(given[name], name)
+        if "embedding_initializer" in given:
+            given["embedding_initializer"] = layer._keras.initializers.get(
+                given["embedding_initializer"]
+            )
         self.given = given
-        if "size_threshold" in given:
-            threshold = given["size_threshold"]
-            # -1, as programs of TFRS say, makes all tables large, as 0 does.
-            threshold = integer_or_none(threshold, "size_threshold", -1)
-            given["size_threshold"] = threshold
-        sent_as = given["communication_dtype"]
-        if sent_as is not None:
-            sent_as = wire.communication_dtype(sent_as)
-            given["communication_dtype"] = sent_as
         self.optimizer = given["optimizer"]
-        self.pipelined = flag(given.get(_PIPELINED, False), _PIPELINED)
+        self.pipelined: bool = given.get(_PIPELINED, False)
         self.size_threshold: int | None = given.get("size_threshold", 0)
         self.invalid_ids: str = given.get("invalid_ids", "error")
         self.plan: Plan | None = given.get("plan")
-        choice(self.invalid_ids, _INVALID_IDS, "invalid_ids")
+        sent_as = given["communication_dtype"]
         planned = getattr(self.plan, "communication_dtype", None)
         if None not in (sent_as, planned) and sent_as != planned:
             raise ValueError(

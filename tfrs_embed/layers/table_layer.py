@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -23,6 +22,7 @@ from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.embedding_lookup import lookup_table
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import (
+    CallInputs,
     first_bags,
     lookup_bags,
     to_bags,
@@ -62,6 +62,26 @@ class TableLayer(TableHolder):
                 changed[i] = change(ids, f"{feature}: ids", dtype, ragged)
         return structure.pack(changed)
 
+    def _note_kinds(self, ids: Mapping[int, Any]) -> None:
+        """Notes which features' ids, by index, are ragged or sparse."""
+        of_rows = {
+            i
+            for i, each in ids.items()
+            if isinstance(each, (tf.RaggedTensor, tf.SparseTensor))
+        }
+        ragged = (self._ragged or set()) - set(ids) | of_rows
+        if ragged != self._ragged:
+            self._ragged = ragged
+
+    def _is_ragged(self, place: int) -> bool | None:
+        """Whether a feature's ids are ragged; None: unknown."""
+        if self._ragged is not None:
+            return place in self._ragged
+        feature = self._spec.features[place]
+        # Dense ids then have outputs of the same shape.
+        alike = feature.output_shape is not None or feature.max_sequence_length
+        return False if alike else None
+
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
     ) -> tuple[list[Any], list[Any]]:
@@ -75,8 +95,8 @@ class TableLayer(TableHolder):
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
     ) -> Sequence[InputShape | None]:
-        """The shapes that features' ids must have in a call; None: any."""
-        return [None] * len(features)
+        """The shapes that features' ids must have; None, or empty: any."""
+        return ()
 
     @errors.without_input_dump
     def call(
@@ -88,11 +108,17 @@ class TableLayer(TableHolder):
         partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        called = self._read(inputs, weights, flag(partial, "partial"))
+        served = SERVED_TABLES.get()
+        if served is not None:
+            training = False
+        elif training is None and record.could_possibly_record():
+            # Loops such as TFRS's don't pass `training`. The gradient updates
+            # the tables, so the call is part of a training step.
+            training = True
+        called = self._read(inputs, weights, flag(partial, "partial"), training)
         strategies.check(self.name, self._strategy)
         features = called.features
         self._note_kinds(dict(zip(called.places, called.ids, strict=True)))
-        served = SERVED_TABLES.get()
         beside_rows: Any = contextlib.nullcontext()
         if served is None and self._device is not None:
             beside_rows = tf.device(self._device)
@@ -131,7 +157,7 @@ class TableLayer(TableHolder):
             ids = self._map_ids(placeholder, input_shape)
             called = self._read(ids, None, partial=True)
             features, lookups = called.features, called.lookups
-            bags = self._to_bags(called, training=False)
+            bags = checked_bags(called)
             vectors = [
                 tf.compat.v1.placeholder(tf.float32, [None, each.table.dim])
                 for each in lookups
@@ -190,9 +216,7 @@ class TableLayer(TableHolder):
         def read_ahead(*element: Any) -> Any:
             given = element[0] if inputs is None else inputs(*element)
             called = self._read(given, None, partial=True)
-            bags = lookup_bags(
-                called.features, self._to_bags(called, training=False)
-            )
+            bags = lookup_bags(called.features, checked_bags(called))
             begun = []
             for lookup, each in zip(called.lookups, bags, strict=True):
                 if lookup.table.has_files:
@@ -223,16 +247,21 @@ class TableLayer(TableHolder):
         if not self.supports_masking:
             return None
         called = self._read(inputs, None, partial=True)
-        bags = self._to_bags(called, training=False)
-        return self._pack(called, _masks(called.features, bags))
+        return self._pack(called, _masks(called.features, checked_bags(called)))
 
-    def _pack(self, inputs: _Inputs, values: Iterable[Any]) -> Any:
+    def _pack(self, inputs: CallInputs, values: Iterable[Any]) -> Any:
         """Nests values of the features that a call has."""
         return self._spec.structure.pack(
             dict(zip(inputs.places, values, strict=True))
         )
 
-    def _read(self, inputs: Any, weights: Any, partial: bool) -> _Inputs:
+    def _read(
+        self,
+        inputs: Any,
+        weights: Any,
+        partial: bool,
+        training: bool | None = False,
+    ) -> CallInputs:
         """Selects a call's features; checks whether others may be absent."""
         ids, weights = self._flatten(inputs, weights, partial)
         features, engine = self._spec.features, self._engine
@@ -254,26 +283,26 @@ class TableLayer(TableHolder):
             ]
             if isinstance(engine, FixedBatches) and any(there):
                 engine.require_all(there)
-        return _Inputs(
-            given,
-            [features[i] for i in given],
+        chosen = [features[i] for i in given]
+        return CallInputs(
+            chosen,
             [ids[i] for i in given],
             [weights[i] for i in given],
+            self._arguments.invalid_ids,
+            bool(training),
+            self._input_shapes(chosen),
+            given,
         )
 
     def _lookup(
-        self, inputs: _Inputs, training: bool | None
+        self, inputs: CallInputs, training: bool | None
     ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
         """Looks features up in the layer's tables.
 
         Returns the result of `to_bags`, and the activations of the lookups.
         """
         engine: Any = self._engine
-        if training is None and record.could_possibly_record():
-            # Loops such as TFRS's don't pass `training`. The gradient updates
-            # the tables, so the call is part of a training step.
-            training = True
-        self._make_tables_if_ready()
+        self._ensure_tables(only_if_ready=True)
         together = engine.together if engine is not None else None
         # Engines compare lookups themselves.
         alone = engine is None and not self._compared
@@ -284,7 +313,7 @@ class TableLayer(TableHolder):
 
             what = f"a lookup of Layer '{self.name}'"
             handshake.compare_actions(self._strategy, what)
-        all_bags, begun = self._to_bags_and_begin(inputs, training, together)
+        all_bags, begun = _bags_and_begun(inputs, together)
         of_lookups = lookup_bags(inputs.features, all_bags)
         bags = dict(zip(map(id, inputs.lookups), of_lookups, strict=True))
         features = engine.features if engine is not None else []
@@ -319,7 +348,7 @@ class TableLayer(TableHolder):
         return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
 
     def _lookup_served(
-        self, inputs: _Inputs, served: ServedTables
+        self, inputs: CallInputs, served: ServedTables
     ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
         """Looks features up as an exported model does; see `_lookup`."""
         if not self._has_tables:
@@ -327,7 +356,7 @@ class TableLayer(TableHolder):
                 f"Layer '{self.name}' can't be exported: it has no tables yet. "
                 "Call it once, or train it."
             )
-        all_bags = self._to_bags(inputs, training=False)
+        all_bags = checked_bags(inputs)
         bags = lookup_bags(inputs.features, all_bags)
         states = [self.tables[each.table.name] for each in inputs.lookups]
         vectors = served.lookup(self, states, bags)
@@ -335,48 +364,40 @@ class TableLayer(TableHolder):
             vectors, bags, inputs.lookups, self.compute_dtype
         )
 
-    def _to_bags(
-        self, inputs: _Inputs, training: bool | None
-    ) -> list[BaggedIds]:
-        """Checks ids and weights on the host, and groups them into bags."""
-        return self._to_bags_and_begin(inputs, training, None)[0]
 
-    def _to_bags_and_begin(
-        self,
-        inputs: _Inputs,
-        training: bool | None,
-        together: JointEngine | None,
-    ) -> tuple[list[BaggedIds], Any]:
-        """Checks ids; begins a lookup while replicas agree on their validity.
+def checked_bags(inputs: CallInputs) -> list[BaggedIds]:
+    """Checks ids and weights on the host, and groups them into bags."""
+    return _bags_and_begun(inputs, None)[0]
 
-        Returns the bags, and what has begun; see `LookupCall`.
-        """
-        consensus = together.consensus(bool(training)) if together else None
-        features, ids, weights = inputs.features, inputs.ids, inputs.weights
-        in_tpu = strategies.in_tpu_replica()
-        if in_tpu:
-            for feature, *both in zip(features, ids, weights, strict=True):
-                hashed_features.require_for_tpu(feature, both[0])
-                for kind, each in zip(("ids", "weights"), both, strict=True):
-                    require_given(f"{feature}: {kind}", each)
-        arguments = (
-            features,
-            ids,
-            weights,
-            self._arguments.invalid_ids,
-            bool(training),
-            self._input_shapes(features),
-        )
-        if consensus is not None:
-            assert together is not None
-            parsed = unchecked(consensus, *arguments)
-            return parsed.agree(together.begin(parsed, bool(training)))
-        bags = on_host(to_bags, *arguments)
-        if in_tpu:
-            bagged = [each for feature in features for each in feature.bagged]
-            for feature, its_bags in zip(bagged, bags, strict=True):
-                require_known(feature, its_bags)
-        return bags, None
+
+def _bags_and_begun(
+    inputs: CallInputs, together: JointEngine | None
+) -> tuple[list[BaggedIds], Any]:
+    """Checks ids; begins a lookup while replicas agree on their validity.
+
+    Returns the bags, and what has begun; see `LookupCall`.
+    """
+    training = inputs.training
+    consensus = together.consensus(training) if together else None
+    features = inputs.features
+    in_tpu = strategies.in_tpu_replica()
+    if in_tpu:
+        for feature, *both in zip(
+            features, inputs.ids, inputs.weights, strict=True
+        ):
+            hashed_features.require_for_tpu(feature, both[0])
+            for kind, each in zip(("ids", "weights"), both, strict=True):
+                require_given(f"{feature}: {kind}", each)
+    if consensus is not None:
+        assert together is not None
+        parsed = unchecked(inputs, consensus)
+        return parsed.agree(together.begin(parsed, training))
+    bags = on_host(to_bags, inputs)
+    if in_tpu:
+        bagged = [each for feature in features for each in feature.bagged]
+        for feature, its_bags in zip(bagged, bags, strict=True):
+            require_known(feature, its_bags)
+    return bags, None
 
 
 def _in_rows(feature: FeatureSpec, ids: Any, vectors: tf.Tensor) -> Any:
@@ -407,18 +428,3 @@ def _masks(
         on_host(position_mask, b) if f.max_sequence_length else None
         for f, b in zip(features, first, strict=True)
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """A call's features, their indices among the layer's, and their inputs."""
-
-    places: Sequence[int]
-    features: Sequence[FeatureSpec]
-    ids: Sequence[Any]
-    weights: Sequence[Any]
-
-    @property
-    def lookups(self) -> list[FeatureSpec]:
-        """The features' lookups, one feature after the other."""
-        return [each for feature in self.features for each in feature.lookups]

@@ -7,7 +7,7 @@ ragged or sparse ids, or a sequence's position with one id or none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -118,15 +118,12 @@ class BaggedIds(NamedTuple):
             return tf.ones_like(self.ids, tf.bool)
         return self.ids < self.ids.dtype.max
 
-    def scaled(
-        self, vectors: tf.Tensor, constants: Constants | None = None
-    ) -> tf.Tensor:
+    def scaled(self, vectors: tf.Tensor) -> tf.Tensor:
         """Multiplies vectors or gradients, [count, dim], by bags' scales."""
         if self.scale is None:
             return vectors
         scale = tf.cast(self.scale, vectors.dtype)
-        axis = (constants or Constants()).get(1)
-        return vectors * tf.expand_dims(scale, axis)
+        return vectors * tf.expand_dims(scale, 1)
 
     @property
     def even(self) -> bool:
@@ -172,55 +169,33 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
 
 
-class Constants:
-    """int32 constants of one call, each made once.
+def share_operations() -> bool:
+    """Whether features share constants and other operations.
 
-    They would be half of the operations of ragged features. On TPUs each use
-    has its own: the bridge refuses a pipelined loop whose parts share a
-    constant. XLA needs sizes that it can compute without the ids.
-
-    Attributes:
-        shared: whether features share constants and other operations.
+    On TPUs each has its own: the bridge refuses a pipelined loop whose parts
+    share a constant. XLA needs sizes that it can compute without the ids.
     """
-
-    def __init__(self) -> None:
-        strategy = tf.distribute.get_strategy()
-        self.shared = not (is_tpu(strategy) or in_xla())
-        self._known: dict[Any, tf.Tensor] = {}
-
-    def get(self, value: int | Sequence[int]) -> tf.Tensor:
-        """Returns the constant, [] or [n]."""
-        key = value if isinstance(value, int) else tuple(value)
-        if key not in self._known or not self.shared:
-            self._known[key] = tf.constant(value, tf.int32)
-        return self._known[key]
+    return not (is_tpu(tf.distribute.get_strategy()) or in_xla())
 
 
-def bag_of_id(
-    splits: tf.Tensor,
-    num_ids: tf.Tensor | None = None,
-    constants: Constants | None = None,
-) -> tf.Tensor:
+def bag_of_id(splits: tf.Tensor, num_ids: tf.Tensor | None = None) -> tf.Tensor:
     """Returns each id's bag, [n] int32, from splits, [count + 1] int32.
 
     `num_ids`, scalar int32, is n; None: the last of the splits.
     """
-    constants = constants or Constants()
     num_ids = splits[-1] if num_ids is None else num_ids
     # The bag of an id is the number of ends up to it. `tf.repeat` takes memory
     # for count times the longest bag, and longer to trace. Size -1: the rest.
-    ends = tf.raw_ops.Slice(
-        input=splits, begin=constants.get([1]), size=constants.get([-1])
-    )
+    ends = tf.raw_ops.Slice(input=splits, begin=[1], size=[-1])
     counts = tf.raw_ops.UnsortedSegmentSum(
         data=tf.raw_ops.OnesLike(x=ends),
         segment_ids=ends,
-        num_segments=num_ids + constants.get(1),
+        num_segments=num_ids + 1,
     )
     return tf.raw_ops.Slice(
-        input=tf.raw_ops.Cumsum(x=counts, axis=constants.get(0)),
-        begin=constants.get([0]),
-        size=tf.expand_dims(num_ids, constants.get(0)),
+        input=tf.raw_ops.Cumsum(x=counts, axis=0),
+        begin=[0],
+        size=tf.expand_dims(num_ids, 0),
     )
 
 
@@ -254,7 +229,6 @@ def sum_by_segment(
     indices: tf.Tensor,
     segment_ids: tf.Tensor,
     num_segments: tf.Tensor,
-    constants: Constants,
 ) -> tf.Tensor:
     """Sums rows by segment, [num_segments, dim], without copies of rows.
 
@@ -263,7 +237,6 @@ def sum_by_segment(
         indices: [n] int32, each term's row.
         segment_ids: [n] int32, each term's segment, ascending.
         num_segments: scalar int32.
-        constants: the call's.
     """
     if tf.get_static_value(num_segments):
         return tf.raw_ops.SparseSegmentSumWithNumSegments(
@@ -278,13 +251,13 @@ def sum_by_segment(
         data=rows,
         indices=indices,
         segment_ids=segment_ids,
-        num_segments=num_segments + constants.get(1),
+        num_segments=num_segments + 1,
     )
     return tf.raw_ops.StridedSlice(
         input=total,
-        begin=constants.get([0]),
-        end=tf.expand_dims(num_segments, constants.get(0)),
-        strides=constants.get([1]),
+        begin=[0],
+        end=tf.expand_dims(num_segments, 0),
+        strides=[1],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,9 @@ class CompiledOperations(Stock):
         self._module = module
         self.fill = module.tfrs_embed_fill
         self.read_splits = module.tfrs_embed_read_splits
+        self.copy_runs = functools.partial(
+            module.tfrs_embed_copy_runs, capacity=0, padded=False
+        )
 
     def inside(self, check: RangeCheck) -> tf.Tensor:
         return self._module.tfrs_embed_inside(ids=check.parts, rows=check.sizes)
@@ -220,13 +224,6 @@ class CompiledOperations(Stock):
         self, message: tf.Tensor, capacity: tf.Tensor, tables: int = 1
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return self._module.tfrs_embed_read_keys(message=message, tables=tables)
-
-    def copy_runs(
-        self, values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
-    ) -> tf.Tensor:
-        return self._module.tfrs_embed_copy_runs(
-            values=values, starts=starts, sizes=sizes, capacity=0, padded=False
-        )
 
     def pad_runs(
         self, values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor

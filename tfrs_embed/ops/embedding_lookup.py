@@ -13,7 +13,7 @@ from tfrs_embed.configs.tables import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.configs.types import Combiner
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.inputs import to_bags
+from tfrs_embed.ops.inputs import CallInputs, to_bags
 from tfrs_embed.ops.lookup import activations, combine, gather, gather_densely
 from tfrs_embed.ops.sample_matrix import SampleMatrix
 
@@ -77,7 +77,7 @@ def embedding_lookup(
     rows, dim = param.shape
     table = TableSpec(name, rows, dim, combiner=combiner or "sum")
     feature = FeatureSpec("ids", table, output_shape=output_shape)
-    [bags] = on_host(to_bags, [feature], [ids], [weights])
+    [bags] = on_host(to_bags, CallInputs([feature], [ids], [weights]))
     on_tpu = tf.distribute.get_strategy() if in_tpu_replica() else None
     if bags.all_valid is not None or on_tpu is not None:
         # XLA has no room for unique ids.

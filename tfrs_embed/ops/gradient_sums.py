@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tfrs_embed.ops.bags import (
     BaggedIds,
-    Constants,
     concat,
     num_rows,
     number_evenly,
     repeat,
+    share_operations,
     sum_by_segment,
 )
 
@@ -54,9 +54,8 @@ def _sum(
     if not narrow and (weighted or all(b.bag_size == 1 for b in bags)):
         each = per_id(gradients, bags)
         return tf.math.unsorted_segment_sum(each, index, num_rows)
-    constants = Constants()
     gradient = concat(
-        [b.scaled(g, constants) for g, b in zip(gradients, bags, strict=True)]
+        [b.scaled(g) for g, b in zip(gradients, bags, strict=True)]
     )
     bag = _number(bags, tf.size(index))
     if not narrow:
@@ -67,7 +66,6 @@ def _sum(
             tf.gather(bag, order),
             tf.gather(index, order),
             num_rows,
-            constants,
         )
     weights = tf.ones(tf.shape(index), gradient.dtype)
     if weighted:
@@ -120,7 +118,7 @@ def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
     [size, *others] = {b.bag_size for b in bags}
     if size is not None and not others:
         return number_evenly(ids // size, size)
-    if Constants().shared:
+    if share_operations():
         firsts = tf.cumsum(tf.stack([b.count for b in bags]), exclusive=True)
         numbers = concat([b.bag_of_id() for b in bags])
         return numbers + repeat(firsts, num_rows([b.ids for b in bags]))

@@ -13,11 +13,11 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import (
     BaggedIds,
-    Constants,
     bag_of_id,
     bags_of_ids,
     id_dtype,
     map_bag_sizes,
+    share_operations,
 )
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
@@ -57,7 +57,7 @@ def _bags_of_splits(
     if layouts.shared and len(places) > 1:
         return dict(zip(places, bags_of_ids(splits, ids), strict=True))
     return {
-        place: bag_of_id(each, tf.size(its_ids), layouts)
+        place: bag_of_id(each, tf.size(its_ids))
         for place, each, its_ids in zip(places, splits, ids, strict=True)
     }
 
@@ -161,12 +161,16 @@ def _group(
     )
 
 
-class Layouts(Constants):
-    """A call's constants, layouts and scales, each made once."""
+class Layouts:
+    """A call's layouts and scales, each made once.
+
+    Attributes:
+        shared: whether features share them and other operations.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._scales: dict[Any, tf.Tensor] = {}
+        self.shared = share_operations()
+        self._known: dict[Any, tf.Tensor] = {}
 
     def layout(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a list or tensor as layout, [rank] int32, and bag count."""
@@ -175,18 +179,24 @@ class Layouts(Constants):
             if shape.shape == [1]:
                 return shape, tf.squeeze(shape)
             return shape, tf.reduce_prod(shape)
-        return self.get(shape), self.get(math.prod(shape))
+        return self._once(shape), self._once(math.prod(shape))
+
+    def _once(self, value: Any) -> tf.Tensor:
+        key = repr(value)
+        if key not in self._known or not self.shared:
+            self._known[key] = tf.constant(value, tf.int32)
+        return self._known[key]
 
     def scale(
         self, count: tf.Tensor, bag_size: int, combiner: str
     ) -> tf.Tensor:
         """Returns [count] scales of bags of `bag_size` ids without weights."""
         key = (count.ref(), bag_size, combiner)
-        if key not in self._scales or not self.shared:
+        if key not in self._known or not self.shared:
             total = np.float32(bag_size)
             total = np.sqrt(total) if combiner == "sqrtn" else total
-            self._scales[key] = tf.fill([count], np.float32(1.0) / total)
-        return self._scales[key]
+            self._known[key] = tf.fill([count], np.float32(1.0) / total)
+        return self._known[key]
 
 
 def _scale(

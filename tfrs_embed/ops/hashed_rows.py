@@ -17,14 +17,14 @@ from tfrs_embed.ops.parsed_ids import ParsedIds
 
 
 def parts(
-    parsed: ParsedIds, invalid_ids: str, checks: Checks, training: bool
+    parsed: ParsedIds, required: bool, checks: Checks, training: bool
 ) -> list[ParsedIds]:
     """Splits a feature's ids into the ids of its `bagged` features.
 
     Ids of a feature with padding become rows, -1 for absent ids. A hashed
     feature gives such rows of each lookup. If an id's rows are multiplied, the
     first part has the ids' positions, and each id is a bag of its own in the
-    others.
+    others. With `required`, ids outside of tables are an error, else absent.
     """
     feature = parsed.feature
     hashing = feature.hashing
@@ -35,11 +35,11 @@ def parts(
     absent = padding(feature, parsed.ids)
     takes_any_id = hashing is not None and hashings.takes_any_id(hashing)
     if not takes_any_id:
-        absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
+        absent = _out_of_range(feature, parsed.ids, absent, required, checks)
     made = rows(feature, parsed.ids, absent, training)
     # Hashing makes no other -1.
     may_be_absent = feature.padding_value is not None or (
-        invalid_ids == "zero" and not takes_any_id
+        not required and not takes_any_id
     )
     parsed = dataclasses.replace(
         parsed, may_be_absent=may_be_absent, are_rows=True
@@ -138,7 +138,7 @@ def _out_of_range(
     feature: FeatureSpec,
     ids: tf.Tensor,
     absent: tf.Tensor | None,
-    invalid_ids: str,
+    required: bool,
     checks: Checks,
 ) -> tf.Tensor:
     """Returns which ids are absent: padding, or not a category or a row."""
@@ -153,7 +153,7 @@ def _out_of_range(
     wrong = tf.logical_not(inside)
     if absent is not None:
         wrong = wrong & tf.logical_not(absent)
-    if invalid_ids == "error":
+    if required:
         checks.require(
             tf.logical_not(tf.reduce_any(wrong)),
             lambda: message(

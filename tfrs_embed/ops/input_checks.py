@@ -9,8 +9,13 @@ import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.checks import Checks, Condition, first, message
-from tfrs_embed.ops.feature_values import FeatureValues
+from tfrs_embed.ops.checks import (
+    Checks,
+    Condition,
+    FeatureValues,
+    first,
+    message,
+)
 from tfrs_embed.ops.tensors import map_values, to_tensor
 
 # By dtype, the number up to which it holds every whole number.

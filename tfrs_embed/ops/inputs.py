@@ -10,49 +10,17 @@ from tfrs_embed.compat import strategies
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import hashed_rows
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Checks, Consensus, EarlyLookup
-from tfrs_embed.ops.grouping import Layouts, group
+from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
-from tfrs_embed.ops.validation import flatten, guard, validate
+from tfrs_embed.ops.validation import UncheckedIds
 
 
 @dataclasses.dataclass(frozen=True)
-class UncheckedIds:
-    """A call's parsed ids, whose validity replicas have yet to agree on.
+class CallInputs:
+    """A call's features, with their ids and weights.
 
     Attributes:
-        parsed: the ids of each feature's `bagged` features.
-        checks: the conditions that have to hold.
-        layouts: the layouts of bags.
-    """
-
-    parsed: Sequence[ParsedIds]
-    checks: Checks
-    layouts: Layouts
-
-    def bags(self) -> list[BaggedIds]:
-        """Groups the ids as they are, without weights and scales."""
-        return group(self.parsed, self.layouts, bare=True)
-
-    def agree(self, early: EarlyLookup | None) -> tuple[list[BaggedIds], Any]:
-        """Returns the bags, and what `early.finish` returns, of valid ids."""
-        agreed = guard(self.parsed, self.checks, early)
-        begun = early.finish(*agreed) if early else None
-        return group(self.parsed, self.layouts), begun
-
-
-def to_bags(
-    features: Sequence[FeatureSpec],
-    ids: Sequence[Any],
-    weights: Sequence[Any],
-    invalid_ids: str = "error",
-    training: bool = False,
-    input_shapes: Sequence[InputShape | None] | None = None,
-) -> list[BaggedIds]:
-    """Turns a call's ids into bags.
-
-    Args:
         features: the features.
         ids: each feature's ids, integers, or strings if hashed: a Tensor (or a
             value that converts to one) of any rank, a RaggedTensor of rank 2,
@@ -62,7 +30,27 @@ def to_bags(
         invalid_ids: "error", or "zero" to leave out ids outside [0,
             vocabulary_size).
         training: whether this is part of a training step.
-        input_shapes: each feature's declared shape of ids, or None.
+        shapes: each feature's declared shape of ids, or None; empty: none is
+            declared.
+        places: the features' indices among the layer's.
+    """
+
+    features: Sequence[FeatureSpec]
+    ids: Sequence[Any]
+    weights: Sequence[Any]
+    invalid_ids: str = "error"
+    training: bool = False
+    shapes: Sequence[InputShape | None] = ()
+    places: Sequence[int] = ()
+
+    @property
+    def lookups(self) -> list[FeatureSpec]:
+        """The features' lookups, one feature after the other."""
+        return [each for feature in self.features for each in feature.lookups]
+
+
+def to_bags(inputs: CallInputs) -> list[BaggedIds]:
+    """Turns a call's ids into bags.
 
     Returns:
         The bags of each feature's `bagged` features, feature after feature. In
@@ -75,60 +63,37 @@ def to_bags(
             executing eagerly, else by the running graph.
         NotImplementedError: XLA can't compile it; see `ops.xla`.
     """
-    checks, layouts = Checks(), Layouts()
-    parsed = _parse(
-        features, ids, weights, invalid_ids, training, input_shapes, checks
-    )
-    validate(parsed, invalid_ids, checks, training, layouts)
-    return group(parsed, layouts)
+    return _parse(inputs, Checks()).validate()
 
 
-def unchecked(
-    consensus: Consensus,
-    features: Sequence[FeatureSpec],
-    ids: Sequence[Any],
-    weights: Sequence[Any],
-    invalid_ids: str = "error",
-    training: bool = False,
-    input_shapes: Sequence[InputShape | None] | None = None,
-) -> UncheckedIds:
+def unchecked(inputs: CallInputs, consensus: Consensus) -> UncheckedIds:
     """Parses the ids of one of several replicas; see `to_bags`.
 
     `consensus` decides with the other replicas whether all ids are valid.
     """
     strategies.refuse_in_xla("Tables of several replicas")
-    checks, layouts = Checks(consensus), Layouts()
-    parsed = _parse(
-        features, ids, weights, invalid_ids, training, input_shapes, checks
-    )
-    flatten(parsed, invalid_ids, checks, training, layouts)
-    return UncheckedIds(parsed, checks, layouts)
+    ids = _parse(inputs, Checks(consensus))
+    ids.flatten()
+    return ids
 
 
-def _parse(
-    features: Sequence[FeatureSpec],
-    ids: Sequence[Any],
-    weights: Sequence[Any],
-    invalid_ids: str,
-    training: bool,
-    input_shapes: Sequence[InputShape | None] | None,
-    checks: Checks,
-) -> list[ParsedIds]:
+def _parse(inputs: CallInputs, checks: Checks) -> UncheckedIds:
     """Parses a call's ids, and collects conditions on their values."""
     parsed: list[ParsedIds] = []
-    shapes = input_shapes or [None] * len(features)
-    for feature, feature_ids, feature_weights, input_shape in zip(
-        features, ids, weights, shapes, strict=True
+    required, training = inputs.invalid_ids == "error", inputs.training
+    shapes = inputs.shapes or [None] * len(inputs.features)
+    for feature, ids, weights, shape in zip(
+        inputs.features, inputs.ids, inputs.weights, shapes, strict=True
     ):
-        if input_shape is not None:
-            input_shape.require(feature, feature_ids, checks)
-        each = parse_ids(feature, feature_ids, feature_weights, checks)
-        if input_shape is not None and each.max_bag_size is None:
-            each.max_bag_size = input_shape.width
-        if invalid_ids == "zero" and each.is_number:
+        if shape is not None:
+            shape.require(feature, ids, checks)
+        each = parse_ids(feature, ids, weights, checks)
+        if shape is not None and each.max_bag_size is None:
+            each.max_bag_size = shape.width
+        if not required and each.is_number:
             each.may_be_absent = True
-        parsed += hashed_rows.parts(each, invalid_ids, checks, training)
-    return parsed
+        parsed += hashed_rows.parts(each, required, checks, training)
+    return UncheckedIds(parsed, checks, required, training)
 
 
 def lookup_bags(

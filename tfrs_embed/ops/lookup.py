@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.compat import unmirrored
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
+from tfrs_embed.ops.bags import BaggedIds, sum_by_segment
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.stored_table import StoredTable
 
@@ -27,9 +27,8 @@ def lookup(
         Each feature's vectors, float32 or of the dtype to which they will be
         cast, [count, dim] or in the bags' layout.
     """
-    constants = Constants()
     return [
-        combine(widen(gather(tables[t], b)), None, b, constants)
+        combine(widen(gather(tables[t], b)), None, b)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -40,9 +39,8 @@ def lookup_stored(
     bags: Sequence[BaggedIds],
 ) -> list[tf.Tensor]:
     """Looks up features in tables of an exported model; see `lookup`."""
-    constants = Constants()
     return [
-        combine(tables[t].gather(b.ids), None, b, constants)
+        combine(tables[t].gather(b.ids), None, b)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -65,14 +63,12 @@ def combine(
     rows: tf.Tensor,
     index: tf.Tensor | None,
     bags: BaggedIds,
-    constants: Constants | None = None,
 ) -> tf.Tensor:
     """Combines rows into the bags' vectors, [count, dim]; no ids give zeros.
 
     Rows are [m, dim] float32 or float64; `index`, [n] int32, is each id's row,
     or None if row i is id i's.
     """
-    constants = constants or Constants()
     in_xla = bags.all_valid is not None
     if index is not None and (
         in_xla or bags.weights is not None or bags.bag_size == 1
@@ -87,26 +83,24 @@ def combine(
         rows = tf.where(there & all_valid, rows, fixed)
     if bags.weights is not None:
         weights = tf.cast(bags.weights, rows.dtype)
-        rows *= tf.expand_dims(weights, constants.get(1))
+        rows *= tf.expand_dims(weights, 1)
     if bags.bag_size == 1:
         pass
     elif bags.bag_size is not None and index is None:
-        shape = constants.get([-1, bags.bag_size, rows.shape[1]])
-        rows = tf.reduce_sum(tf.reshape(rows, shape), constants.get(1))
+        shape = [-1, bags.bag_size, rows.shape[1]]
+        rows = tf.reduce_sum(tf.reshape(rows, shape), 1)
     elif in_xla:
         # XLA has no sparse sums.
         rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
         if index is None:
             index = tf.raw_ops.Range(
-                start=constants.get(0),
+                start=0,
                 limit=tf.size(bags.ids),
-                delta=constants.get(1),
+                delta=1,
             )
-        rows = sum_by_segment(
-            rows, index, bags.bag_of_id(), bags.count, constants
-        )
-    return bags.scaled(rows, constants)
+        rows = sum_by_segment(rows, index, bags.bag_of_id(), bags.count)
+    return bags.scaled(rows)
 
 
 def gather(table: Any, bags: BaggedIds) -> tf.Tensor:
@@ -140,22 +134,19 @@ def activations(
     dtype: Any,
 ) -> list[tf.Tensor]:
     """Returns features' vectors in their output shapes and a dtype."""
-    constants = Constants()
     return [
-        tf.cast(_in_shape(v, b, f.table.dim, constants), dtype)
+        tf.cast(_in_shape(v, b, f.table.dim), dtype)
         for v, b, f in zip(vectors, bags, features, strict=True)
     ]
 
 
-def _in_shape(
-    vectors: tf.Tensor, bags: BaggedIds, dim: int, constants: Constants
-) -> tf.Tensor:
+def _in_shape(vectors: tf.Tensor, bags: BaggedIds, dim: int) -> tf.Tensor:
     shape = bags.static_shape + tf.TensorShape([dim])
     if shape.rank is not None and vectors.shape.is_subtype_of(shape):
         return vectors
     if shape.is_fully_defined():
         # XLA needs a static shape.
-        return tf.reshape(vectors, constants.get(shape.as_list()))
+        return tf.reshape(vectors, shape.as_list())
     if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)

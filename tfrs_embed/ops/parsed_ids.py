@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants, bag_of_id
+from tfrs_embed.ops.bags import bag_of_id
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.input_checks import (
@@ -65,10 +65,10 @@ class ParsedIds:
     combined: bool = False
     all_valid: tf.Tensor | None = None
 
-    def flatten(self, constants: Constants) -> None:
+    def flatten(self) -> None:
         """Reshapes the ids to [n]."""
         if self.ids.shape.rank != 1:
-            self.ids = tf.reshape(self.ids, constants.get([-1]))
+            self.ids = tf.reshape(self.ids, [-1])
 
     @property
     def even(self) -> bool:

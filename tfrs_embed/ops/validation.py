@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,9 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import of_one_dtype
+from tfrs_embed.ops.bags import BaggedIds, of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition, EarlyLookup
-from tfrs_embed.ops.grouping import Layouts
+from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.id_range import RangeCheck
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
@@ -19,63 +20,75 @@ from tfrs_embed.ops.parsed_ids import ParsedIds
 _JOINABLE = (tf.int32, tf.int64)
 
 
-def validate(
-    parsed: Sequence[ParsedIds],
-    invalid_ids: str,
-    checks: Checks,
-    training: bool,
-    layouts: Layouts,
-) -> None:
-    """Flattens ids to [n] and guards all parsed tensors by all conditions.
+@dataclasses.dataclass(frozen=True)
+class UncheckedIds:
+    """A call's parsed ids, which may be invalid.
 
-    `checks` has the conditions of parsing. Ids outside of tables are an error
-    or, with invalid_ids="zero", absent.
+    Attributes:
+        parsed: the ids of each feature's `bagged` features.
+        checks: the conditions that have to hold.
+        required: whether ids outside of tables are an error; else they count
+            as absent.
+        training: whether this is part of a training step.
+        layouts: the layouts of bags.
     """
-    require = invalid_ids == "error"
-    if in_xla():
-        # `ops.xla` has what few programs need.
-        from tfrs_embed.ops.xla import mark
 
-        mark(parsed, checks, require, layouts)
-        return
-    operations = backend.operations(None, training)
-    numbers = [each for each in parsed if each.is_number]
-    at_once = (
-        require
-        and operations.checks_ids
-        and bool(numbers)
-        and not tf.executing_eagerly()
-        and all(each.ids.dtype in _JOINABLE for each in numbers)
-    )
-    if not at_once:
-        flatten(parsed, invalid_ids, checks, training, layouts)
-    guard(parsed, checks)
-    if at_once:
-        ids = of_one_dtype([each.ids for each in numbers])
-        found = operations.require([each.feature for each in numbers], ids)
-        for each, valid_ids in zip(numbers, found, strict=True):
-            each.ids = valid_ids
-        # A bad id of one table fails the step before keys of another table are
-        # counted or hashed rows are read.
-        with tf.control_dependencies(found):
-            for each in parsed:
-                if not each.is_number:
-                    each.flatten(layouts)
+    parsed: Sequence[ParsedIds]
+    checks: Checks
+    required: bool
+    training: bool
+    layouts: Layouts = dataclasses.field(default_factory=Layouts)
 
+    def bags(self) -> list[BaggedIds]:
+        """Groups the ids as they are, without weights and scales."""
+        return group(self.parsed, self.layouts, bare=True)
 
-def flatten(
-    parsed: Sequence[ParsedIds],
-    invalid_ids: str,
-    checks: Checks,
-    training: bool,
-    layouts: Layouts,
-) -> None:
-    """Flattens ids to [n], and adds the condition that tables have them."""
-    for each in parsed:
-        each.flatten(layouts)
-    if invalid_ids == "error":
-        numbers = [each for each in parsed if each.is_number]
-        require_valid(numbers, checks, training)
+    def agree(self, early: EarlyLookup | None) -> tuple[list[BaggedIds], Any]:
+        """Returns the bags, and what `early.finish` returns, of valid ids."""
+        agreed = guard(self.parsed, self.checks, early)
+        begun = early.finish(*agreed) if early else None
+        return group(self.parsed, self.layouts), begun
+
+    def validate(self) -> list[BaggedIds]:
+        """Returns the bags of valid ids, without other replicas."""
+        if in_xla():
+            # `ops.xla` has what few programs need.
+            from tfrs_embed.ops.xla import mark
+
+            mark(self.parsed, self.checks, self.required)
+            return group(self.parsed, self.layouts)
+        operations = backend.operations(None, self.training)
+        numbers = [each for each in self.parsed if each.is_number]
+        at_once = (
+            self.required
+            and operations.checks_ids
+            and bool(numbers)
+            and not tf.executing_eagerly()
+            and all(each.ids.dtype in _JOINABLE for each in numbers)
+        )
+        if not at_once:
+            self.flatten()
+        guard(self.parsed, self.checks)
+        if at_once:
+            ids = of_one_dtype([each.ids for each in numbers])
+            found = operations.require([each.feature for each in numbers], ids)
+            for each, valid_ids in zip(numbers, found, strict=True):
+                each.ids = valid_ids
+            # A bad id of one table fails the step before keys of another table
+            # are counted or hashed rows are read.
+            with tf.control_dependencies(found):
+                for each in self.parsed:
+                    if not each.is_number:
+                        each.flatten()
+        return group(self.parsed, self.layouts)
+
+    def flatten(self) -> None:
+        """Flattens ids to [n], and adds the condition that tables have them."""
+        for each in self.parsed:
+            each.flatten()
+        if self.required:
+            numbers = [each for each in self.parsed if each.is_number]
+            require_valid(numbers, self.checks, self.training)
 
 
 def require_valid(

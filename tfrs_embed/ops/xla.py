@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from tfrs_embed.ops.bags import (
     BaggedIds,
-    Constants,
     all_valid,
     id_dtype,
     of_one_dtype,
@@ -43,29 +42,24 @@ from tfrs_embed.ops.update import (
 )
 
 
-def mark(
-    parsed: Sequence[ParsedIds],
-    checks: Checks,
-    require: bool,
-    constants: Constants,
-) -> None:
+def mark(parsed: Sequence[ParsedIds], checks: Checks, required: bool) -> None:
     """Flattens ids to [n], and replaces those outside of their tables.
 
-    With `require` they make the call invalid. Conditions of `checks` that don't
-    hold do too, and replace all ids.
+    They make the call invalid if valid ids are `required`. Conditions of
+    `checks` that don't hold do too, and replace all ids.
     """
     inside = []
     for each in parsed:
-        each.flatten(constants)
+        each.flatten()
         size = each.feature.table.vocabulary_size
         inside.append(each.ids >= 0 if each.are_rows else valid(each.ids, size))
     shapes_fit = checks.hold()
-    required = [
+    fits = [
         tf.reduce_all(mask)
         for each, mask in zip(parsed, inside, strict=True)
-        if require and each.is_number
+        if required and each.is_number
     ]
-    all_fit = tf.reduce_all([shapes_fit, *required])
+    all_fit = tf.reduce_all([shapes_fit, *fits])
     for each, mask in zip(parsed, inside, strict=True):
         ids = tf.cast(each.ids, id_dtype(each.feature.table))
         each.ids = tf.where(mask & shapes_fit, ids, ids.dtype.max)

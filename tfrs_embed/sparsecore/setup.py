@@ -20,12 +20,12 @@ from tfrs_embed.compat.private_tensorflow import (
     tpu_embedding_v3,
 )
 from tfrs_embed.compat.strategies import require_sparse_core_api
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.structure import Structure
 from tfrs_embed.configs.tables import (
     EmbeddingSpec,
     FeatureSpec,
     TableSpec,
-    parse,
     require_float32,
 )
 from tfrs_embed.optimizers.conversion import (

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, parse
+from tfrs_embed.configs.parsing import parse
+from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.inputs import lookup_bags, to_bags
+from tfrs_embed.ops.inputs import CallInputs, lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads, of_chips
@@ -71,7 +72,7 @@ def compute_limits(
             feature's samples are those of TensorFlow's output_shape, if there
             is one; else those of the first batch, padded as
             `PartialTPUEmbedding` pads them.
-        topology: see `Topology.parse`: "v5p-8", or (chips, SparseCores per
+        topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per
             chip).
         optimizer: for tables that have none, as a layer's. Optimizers decide
             which tables are stacked, and how many slots they have.
@@ -93,7 +94,7 @@ def compute_limits(
             id outside its table; or a setting out of range.
         TypeError: a value of the wrong kind.
     """
-    topology = Topology.parse(topology)
+    topology = Topology.of(topology)
     # NaN fails this, too.
     if not 1 <= safety < math.inf:
         raise ValueError(
@@ -240,8 +241,8 @@ def _parse(
     for number, given in enumerate(batches):
         where = f"batch {number}"
         try:
-            ids = map(_to_tensor, features, given)
-            bags = to_bags(features, list(ids), [None] * len(features))
+            ids = [*map(_to_tensor, features, given)]
+            bags = to_bags(CallInputs(features, ids, [None] * len(ids)))
         except (ValueError, TypeError) as error:
             raise type(error)(f"{where}: {error}") from error
         except tf.errors.InvalidArgumentError as error:

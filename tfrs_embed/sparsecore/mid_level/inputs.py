@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec
-from tfrs_embed.ops.bags import Constants
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
 from tfrs_embed.sparsecore.coo import Ids
@@ -34,13 +33,12 @@ def parse(
     weights are of the same kind, or None. The batches of `chips` follow each
     other.
     """
-    constants = Constants()
     made = []
     for feature, place, ids, weight in zip(
         features, layout.features, inputs, weights, strict=True
     ):
         parsed = parse_ids(feature, ids, weight, checks)
-        parsed.flatten(constants)
+        parsed.flatten()
         _require_samples(parsed, place, chips, checks)
         made.append(parsed)
     return made

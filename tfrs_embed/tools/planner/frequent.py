@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfrs_embed.compat import progress as tasks
-from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.tools.planner.batches import count_hot_rows, read_batches
 
 
@@ -48,7 +48,7 @@ def hot_rows(
             id is out of its table; or a batch is nested in another way.
         TypeError: a value is of the wrong kind.
     """
-    spec = configs.parse(feature_config)
+    spec = parse(feature_config)
     if not any(isinstance(table.hot_rows, int) for table in spec.tables):
         raise ValueError(
             "No table has a number of hot rows: give at least one of "

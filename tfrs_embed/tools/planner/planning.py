@@ -8,8 +8,8 @@ from typing import Any
 
 from tfrs_embed.compat.arguments import integer
 from tfrs_embed.compat.text_table import format_bytes
-from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.hardware import Hardware, hardware
+from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.plan import (
     PLACEMENTS,
     Plan,
@@ -112,7 +112,7 @@ def plan(
             value is out of its range, names no feature, or contradicts another.
         TypeError: a value is of the wrong kind.
     """
-    spec = configs.parse(feature_config)
+    spec = parse(feature_config)
     machine = hardware(topology)
     for table in spec.tables:
         if table.storage is not None and not machine.shared:

@@ -84,7 +84,7 @@ def check(
         TypeError: `topology` is not a name.
         Exception: an error of the code itself.
     """
-    tpu_slice = Slice.parse(topology)
+    tpu_slice = Slice.of(topology)
     tpu_library.require()
     compiler = compiler or Compiler.find()
     passes.start()  # While the code is traced.
