@@ -27,10 +27,6 @@ COMMANDS = {
         "tfrs_embed.tools.commands.info",
         "show versions, devices and settings, for a bug report",
     ),
-    "plan": (
-        "tfrs_embed.tools.planner.command",
-        "plan where tables go, and what a step will cost",
-    ),
     "tpu-check": (
         "tfrs_embed.tools.tpu_check.command",
         "check a training script's TPU programs without a TPU",
@@ -41,7 +37,7 @@ COMMANDS = {
     ),
     "report": (
         "tfrs_embed.tools.report.command",
-        "make a page of pictures of checkpoints, plans, limits or logs",
+        "make a page of pictures of checkpoints, exported models or logs",
     ),
     "kernels": (
         "tfrs_embed.tools.commands.kernels",

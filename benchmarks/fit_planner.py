@@ -23,10 +23,10 @@ import time
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np
+import plans
 import tensorflow as tf
 from scipy.optimize import nnls
 
-import process_tiers
 import tfrs_embed
 from tfrs_embed.configs.hardware import hardware
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
@@ -58,7 +58,7 @@ def build(strategy, kind, shape, batches=2):
     tables = [(rows, dim, hotness)] * count
     world = strategy.num_replicas_in_sync
     ids = [
-        [process_tiers.draw(tables, batch, r, b) for r in range(world)]
+        [plans.draw(tables, batch, r, b) for r in range(world)]
         for b in range(batches)
     ]
     seen = [
@@ -67,13 +67,13 @@ def build(strategy, kind, shape, batches=2):
     ]
     place = "row" if kind == "vectors" else kind
     plan = tfrs_embed.plan(
-        process_tiers.features(tables, [place] * count),
+        plans.features(tables, [place] * count),
         seen,
         replicas=world,
         topology="cpu",
         optimizer="adagrad",
     )
-    step = process_tiers.make_step(strategy, tables, plan)
+    step = plans.make_step(strategy, tables, plan)
     values = [
         {
             n: strategy.experimental_distribute_values_from_function(

@@ -11,6 +11,8 @@ step: a training step of a layer on emulated slices, and of TPUEmbeddingV2.
 
 import argparse
 import itertools
+import pathlib
+import sys
 import time
 
 import numpy as np
@@ -22,7 +24,9 @@ from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.tools.testing import tensorflow_host
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+import tensorflow_host
 
 tpu = tf.tpu.experimental.embedding
 
@@ -59,7 +63,7 @@ def layout_of(args, tables, combiner):
     config = tpu.SparseCoreEmbeddingConfig(
         max_ids_per_table=limits, max_unique_ids_per_table=limits
     )
-    return Layout(features, Topology.parse((4, 4)), config)
+    return Layout(features, Topology.of((4, 4)), config)
 
 
 def dense(args, rng):

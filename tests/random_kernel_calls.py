@@ -195,12 +195,14 @@ def combine(rows, features):
     """Features of one table, which is given as a tensor."""
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
     bags = [f.bags() for f in features]
-    return compiled.Compiled(module()).combine(tf.constant(rows), places, bags)
+    return compiled.CompiledOperations(module()).combine(
+        tf.constant(rows), places, bags
+    )
 
 
 def sum_gradients_by_row(gradients, num_rows, features, dtype=tf.float32):
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
-    return compiled.Compiled(module()).sum_gradients_by_row(
+    return compiled.CompiledOperations(module()).sum_gradients_by_row(
         [tf.constant(g) for g in gradients],
         [f.bags() for f in features],
         tf.concat(places, 0),
@@ -257,7 +259,7 @@ def update(
                 tf.constant(rate * o.weight_decay) if o.weight_decay else None,
             )
         )
-    compiled.Compiled(module())._update(updates)
+    compiled.CompiledOperations(module())._update(updates)
 
 
 def results():

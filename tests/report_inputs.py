@@ -1,4 +1,4 @@
-"""A run's checkpoints, exported models, log, plan and limits, for reports."""
+"""A run's checkpoints, exported models and log, for reports."""
 
 import numpy as np
 import tensorflow as tf
@@ -64,15 +64,6 @@ def make(folder):
         tfrs_embed.serving.export(
             model, str(folder / f"model_{rows}"), rows=rows
         )
-    plan = tfrs_embed.plan(
-        features(), 1, replicas=8, batch_size=64, optimizer="adagrad"
-    )
-    (folder / "plan.json").write_text(plan.to_json())
-    batches = [{name: each[:32] for name, each in given.items()}]
-    _, limits = tfrs_embed.sparsecore.compute_limits(
-        batches, features(), "v5p-8", "adagrad", progress=False
-    )
-    (folder / "limits.json").write_text(limits.to_json())
     keys = tfrs_embed.DynamicEmbedding(DIM, input_dim=1_000)
     for batch in ([1, 1, 1, 1, 1, 1, 7], [8, 9, 1]):
         with tf.GradientTape() as tape:

@@ -8,7 +8,7 @@ import random_kernel_calls as cases
 from tfrs_embed.distribution import bag_messages
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.compiled import Compiled
+from tfrs_embed.ops.compiled import CompiledOperations
 from tfrs_embed.ops.stock import Stock
 
 WORLD = 3
@@ -61,7 +61,7 @@ def test_each_owner_reads_what_all_sources_wrote(
     operations = Stock()
     if implementation == "kernels":
         request.getfixturevalue("needs_kernels")
-        operations = Compiled(cases.module())
+        operations = CompiledOperations(cases.module())
     made = [
         [
             make_bags(rng, feature, KINDS[(source + feature + seed) % 3], dtype)

@@ -26,14 +26,6 @@ pytestmark = pytest.mark.tools
 ROOT = pathlib.Path(tfrs_embed.__file__).parents[1]
 
 
-MODEL = {
-    "batch_size": 8,
-    "optimizer": "adagrad",
-    "tables": [{"name": "movies", "rows": 60, "dim": 8}],
-    "features": [{"name": "movie", "table": "movies", "hotness": 1}],
-}
-
-
 @pytest.fixture(autouse=True)
 def log_level(monkeypatch):
     """Commands set the variable where it isn't."""
@@ -148,14 +140,10 @@ def test_what_ends_it_is_said_in_a_line(monkeypatch, capsys):
         "checkpoint inspect {}/c --json",
         "checkpoint convert {}/c {}/new",
         "report {}/c --output {}/page.html",
-        "plan {}/model.json",
-        "plan {}/model.json --json",
         "kernels status",
     ],
 )
 def test_a_reader_may_have_read_enough(line, monkeypatch, tmp_path, capsys):
-    with open(tmp_path / "model.json", "w") as file:
-        json.dump(MODEL, file)
     layer = tfrs_embed.Embedding(3, 2)
     layer(tf.constant([0]))
     tf.train.Checkpoint(layer=layer).write(str(tmp_path / "c"))
@@ -337,7 +325,7 @@ def test_the_kernels_status(monkeypatch, capsys):
 
 
 def test_the_kernels_build(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(files, "find", lambda: tmp_path / "built.so")
+    monkeypatch.setattr(files, "find_build", lambda: tmp_path / "built.so")
     assert main(["kernels", "build"]) == 0
     assert "are built: " in capsys.readouterr().out
     asked = []
@@ -417,7 +405,6 @@ BYTES = {
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(90),
     "ZIP": b"PK\3\4" + bytes(90),
     "an archive's end": b"PK\5\6" + bytes(18),
-    "a plan": b'{"per_replica": [], "stacks": []}',
     "a folder": None,
 }
 SUFFIXES = ("", ".json", ".index", ".keras", ".weights.h5", ".py")
@@ -454,7 +441,6 @@ def test_files_of_anybody_end_in_one_line_of_an_error(
             ["checkpoint", "convert", path, "out/new"],
             ["checkpoint", "compact", path, "out/new"],
             ["report", path],
-            ["plan", path],
             ["tpu-check", path, "--topology", "v5p-8"],
         ):
             if arguments[0] == "tpu-check" and not path.endswith(".py"):

@@ -144,7 +144,7 @@ def test_integers_may_be_numpys_and_are_stored_as_pythons():
     assert other.get_config() == layer.get_config()
     embedding = tfrs_embed.Embedding(np.int64(3), np.uint8(2))
     json.dumps(embedding.get_config())
-    assert Topology.parse((np.int64(2), np.int32(4))) == Topology.parse((2, 4))
+    assert Topology.of((np.int64(2), np.int32(4))) == Topology.of((2, 4))
 
 
 @pytest.mark.parametrize("optimizer", ["zzz", new.Adamax(), {"a": 1}, 0.1])

@@ -18,7 +18,6 @@ from tfrs_embed import (
     TableConfig,
 )
 from tfrs_embed.compat import keras_versions
-from tfrs_embed.tools.conversion.convert import TARGETS
 from training_helpers import assert_same, differentiate, state
 from training_helpers import checkpoint_command as main
 
@@ -31,7 +30,6 @@ WORDS = ["a", "b", "c", "a", "d", "c", "a"]
 #: Only keys that occur twice get rows; the others are candidates.
 DYNAMIC = DynamicKeys(admission=FrequencyAdmission(2), eviction="lru")
 STRINGS = DynamicKeys(tf.string)
-#: What SOK's files can't hold, beside the step and the learning rate.
 COUNTERS = ("frequency", "last_used", "candidates")
 
 
@@ -211,47 +209,6 @@ def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     assert "plain/step" not in keys
 
 
-@on("keras:3", tier="more", when=lambda case: case in OF_KERAS)
-@ALL
-def test_files_of_sok_hold_keys_and_rows(case, folder, tmp_path, capsys):
-    layer = model_of(case)[1]
-    there = tmp_path / "sok"
-    err = convert(capsys, saved(case, folder), there, "--to", "sok")
-    expected = numbers(layer)
-    # All else is said, once each.
-    lost = ["step", "learning_rate", *COUNTERS]
-    for name in list(expected):
-        last = name.rpartition("/")[2]
-        if last in lost:
-            del expected[name]
-            assert err.count(f"{last} of 'layer") == 1
-    assert err.count("not taken over: ") == err.count("\n")
-
-    # A variable of SOK's becomes a table of any layer.
-    by_id = [] if any("keys" in name for name in expected) else ["--ids"]
-    variable = "layer" if case.startswith(("all2all", "emb")) else "layer_t"
-    names = ["--layer", "layer", "--table", f"{variable}=t"]
-    if case.startswith("dynamic"):
-        names = ["--layer", "layer", "--table", "layer_table=table"]
-    elif case == "all2all-rows":
-        names = ["--layer", "=layer", "--table", "layer="]
-    elif case.startswith("all2all"):
-        names = []
-    if case.startswith("embedding"):
-        make = CASES["partial-large"][0]
-        expected = {"t/parameters": expected["embeddings"]}
-    else:
-        make = CASES[case][0]
-    new = str(tmp_path / "new")
-    convert(capsys, there, new, "--step", 7, *by_id, *names)
-    layer = make()
-    layer.build([None])
-    tf.train.Checkpoint(layer=layer).restore(new).expect_partial()
-    found = numbers(layer)
-    assert_same({name: found[name] for name in expected}, expected)
-    assert found.get("step", 7) == 7
-
-
 @on("keras:3", tier="more")
 @pytest.mark.parametrize(
     "case, kind",
@@ -326,8 +283,7 @@ def test_saved_models_become_checkpoints(case, tmp_path, capsys):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_keys_that_are_none_are_refused(target, tmp_path, capsys):
+def test_keys_that_are_none_are_refused(tmp_path, capsys):
     variables = {
         "parameters": tf.Variable(tf.zeros([3, 2])),
         "keys": tf.Variable([1, 2, 3]),
@@ -337,7 +293,7 @@ def test_keys_that_are_none_are_refused(target, tmp_path, capsys):
         objects = tf.train.Checkpoint(**{name: objects})
     path = objects.write(str(tmp_path / "old"))
     to = tmp_path / "to" / "new"
-    assert main(["convert", path, str(to), "--to", target]) == 1
+    assert main(["convert", path, str(to)]) == 1
     err = capsys.readouterr().err
     assert "'layer/tables/t/keys'" in err
     assert "is int32 of shape [3], not int64 of rank 1" in err

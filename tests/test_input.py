@@ -1,9 +1,8 @@
-"""Datasets of Parquet and TFRecord files, and how long training waits."""
+"""Datasets of Parquet and TFRecord files."""
 
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from tfrs_embed.data import parquet_dataset
-from tfrs_embed.monitoring import InputWaits, TableStatistics
 
 import tfrs_embed
 from keras_under_test import NUMBER, keras, layers
 from process_tiers import on
 from run_in_processes import TESTS, environment
-from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
 ROWS = 29
@@ -161,7 +158,7 @@ def test_an_iterator_is_restored(files, tmp_path):
         tf.random.set_seed(1)
         dataset = parquet_dataset(files, ["id"], 4, shuffle_seed=3).repeat(3)
         dataset = dataset.map(dict).prefetch(2)
-        iterator = iter(InputWaits().watch(dataset))
+        iterator = iter(dataset)
         return iterator, tf.train.Checkpoint(iterator=iterator)
 
     for steps in (0, 3, 8, 17):
@@ -406,7 +403,7 @@ def fit(files, folder, stop_after=None, epochs=3):
     train = clicks(files, shuffle_seed=3).prefetch(2)
     save = SaveCallback(manager, position, every_steps=2)
     history = model.fit(
-        InputWaits().watch(train),
+        train,
         epochs=epochs,
         validation_data=clicks(files, 16),
         callbacks=[After(), save],
@@ -455,42 +452,3 @@ def test_tf_records(tmp_path):
     dataset = dataset.map(lambda r: tf.io.parse_example(r, spec))
     assert rows(dataset, "words") == expected("words")
     assert rows(dataset, "id") == expected("id")
-
-
-def test_the_share_of_waiting(tmp_path):
-    def slow(number):
-        time.sleep(0.02)
-        return number
-
-    # `map` would be made parallel.
-    dataset = tf.data.Dataset.range(20).flat_map(
-        lambda n: tf.data.Dataset.from_tensors(
-            tf.numpy_function(slow, [n], tf.int64, stateful=False)
-        )
-    )
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(20))
-    waits = InputWaits()
-    watched = waits.watch(dataset)
-    assert int(watched.cardinality()) == 20
-    for _ in watched:
-        time.sleep(0.02)
-    assert 0.2 < waits.share() < 0.8
-    assert waits.share() is None
-    for _ in waits.watch(dataset.prefetch(30)):
-        time.sleep(0.04)
-    assert waits.share() < 0.3
-
-
-def test_reports_have_the_share(files, tmp_path):
-    model, waits = click_model(), InputWaits()
-    statistics = TableStatistics(tmp_path, every=4, input_waits=waits)
-    model.fit(
-        waits.watch(clicks(files)), callbacks=[statistics], verbose=0, epochs=2
-    )
-    assert 0 < statistics.reports[0].input_wait_share < 1
-    assert "Waiting for input: " in str(statistics.reports[0])
-    reports = tfrs_embed.monitoring.read_log(tmp_path)
-    assert 0 < reports[-1]["input_wait_share"] < 1
-    page = tmp_path / "page.html"
-    assert main(["report", str(tmp_path), "--output", str(page)]) == 0
-    assert "Waits for input" in page.read_text()

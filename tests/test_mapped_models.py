@@ -1,4 +1,4 @@
-"""UpdatableExport models whose tables are mapped files."""
+"""Exported models whose tables are mapped files."""
 
 import gc
 import resource

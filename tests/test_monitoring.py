@@ -201,23 +201,6 @@ def test_a_run_is_logged(tmp_path, steps_per_execution):
         assert 24 in tags[f"tables/{layer.name}/large/{tag}"]
 
 
-def test_a_labelled_table_is_written_for_the_projector(tmp_path):
-    layer = make_layer()
-    layer.build(None)
-    labels = {"large": ["日本", 'a "b"'], "small": ["a label\t3"]}
-    monitoring.write_projector(tmp_path, layer, labels)
-    config = (tmp_path / "projector_config.pbtxt").read_text("utf-8")
-    for i, name in enumerate(labels):
-        assert f'tensor_name: "{name}"' in config
-        assert f'tensor_path: "projector_{i}.tsv"' in config
-        path = tmp_path / f"projector_{i}.tsv"
-        shown = np.loadtxt(path, delimiter="\t", ndmin=2)
-        rows = values_of(layer)[name][: len(labels[name])]
-        np.testing.assert_allclose(shown, rows, rtol=1e-5)
-    lines = (tmp_path / "projector_1_labels.tsv").read_text("utf-8")
-    assert lines == "a label 3\n"
-
-
 def test_steps_are_those_that_were_made(tmp_path):
     model = make_model(make_layer(), steps_per_execution=3)
     ids = {k: np.zeros(64, np.int64) for k in ("large", "small")}
@@ -280,9 +263,7 @@ def test_a_log_may_be_in_any_file_system():
         log.write(monitoring.TableMonitor(layer).measure())
     log.close()
     assert len(monitoring.read_log("ram://logs/run")) == 2
-    monitoring.write_projector("ram://logs/run", layer, {"small": ["x"]})
     names = tf.io.gfile.listdir("ram://logs/run")
-    assert "projector_0.tsv" in names
     assert any(name.startswith("events") for name in names)
 
 
@@ -367,7 +348,5 @@ def test_what_has_no_tables_is_refused(tmp_path):
         monitoring.TableMonitor(layer).measure()
     with pytest.raises(TypeError, match="got Dense"):
         monitoring.TableMonitor(keras.layers.Dense(1))
-    with pytest.raises(ValueError, match="has 20 rows, and 21 labels"):
-        monitoring.write_projector(tmp_path, layer, {"small": ["x"] * 21})
     with pytest.raises(FileNotFoundError, match=r"tables\.jsonl"):
         monitoring.read_log(tmp_path)

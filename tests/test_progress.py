@@ -530,14 +530,13 @@ def test_a_model_is_exported(tasks, small_blocks, terminal, tmp_path):
     assert not terminal.getvalue().strip("\0")
 
 
-@pytest.mark.parametrize("to", ["checkpoint", "sok"])
-def test_a_checkpoint_is_converted(tasks, small_blocks, terminal, tmp_path, to):
+def test_a_checkpoint_is_converted(tasks, small_blocks, terminal, tmp_path):
     layer = make_layer()
     layer(tf.constant([1]))
     path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
     terminal.truncate(0)
     tasks.clear()
-    assert main(["convert", path, str(tmp_path / "new"), "--to", to]) == 0
+    assert main(["convert", path, str(tmp_path / "new")]) == 0
     label, done, total = tasks[-1]
     assert label == "Converting 'c-1'"
     assert done == total == 2 * NBYTES

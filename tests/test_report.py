@@ -20,11 +20,9 @@ import tf_keras
 import report_inputs
 import tfrs_embed
 from report_inputs import DIM, ODD, ROWS
-from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.compat.text_table import printable
-from tfrs_embed.configs.plan import format_seconds
 from tfrs_embed.tools.conversion import reading
 from tfrs_embed.tools.monitoring.reports import top_shares
 from tfrs_embed.tools.report import pictures
@@ -86,7 +84,7 @@ class Page(html.parser.HTMLParser):
         """The cells of a column in the row of a table, in all of its tables."""
         found, head = [], []
         for row in self.rows:
-            if row[0] in ("table", "checkpoint", "stack", "replica", "layer"):
+            if row[0] in ("table", "checkpoint", "replica", "layer"):
                 head = row
             elif row[0] == first and column in head:
                 found.append(row[head.index(column)])
@@ -224,7 +222,7 @@ def test_tables_are_read_in_blocks(made, monkeypatch):
 @pytest.mark.parametrize("rows", ["float32", "int8"])
 def test_an_exported_model(made, rows):
     found = page(made / f"model_{rows}")
-    assert found.headings[0] == f"UpdatableExport model model_{rows}"
+    assert found.headings[0] == f"Exported model model_{rows}"
     size = 4 * DIM if rows == "float32" else DIM + 4
     for name, number in ROWS.items():
         kib = number * size / 1024
@@ -259,57 +257,6 @@ def test_a_saved_model_of_others(tmp_path):
     tf.saved_model.save(module, str(tmp_path / "other"))
     with pytest.raises(ValueError, match="has no tables of this package"):
         page(tmp_path / "other")
-
-
-def test_a_plan(made):
-    found = page(made / "plan.json")
-    plan = tfrs_embed.Plan.from_json((made / "plan.json").read_text())
-    sections = ["Tables", "Replicas", "Alternatives"]
-    assert found.headings == ["Plan plan.json", *sections]
-    assert found.facts["replicas"] == "8"
-    for table in plan.tables:
-        assert found.cells("placement", table.table) == [str(table)]
-        assert found.cells("reason", table.table) == [table.reason]
-    assert found.source.count("<img") == 3
-    for other in plan.alternatives:
-        [row] = [row for row in found.rows if row[0] == other.name]
-        assert row[1] == format_seconds(other.seconds)
-
-
-def test_limits(made):
-    found = page(made / "limits.json")
-    text = (made / "limits.json").read_text()
-    report = tfrs_embed.sparsecore.LimitsReport.from_json(text)
-    assert found.facts["topology"] == "v5p-8"
-    for stack in report.stacks:
-        assert found.cells("max ids", stack.stack) == [f"{stack.max_ids:,}"]
-    for table in report.tables:
-        assert found.cells("unique ids", table.table) == [
-            f"{table.unique_ids:,}"
-        ]
-    assert found.facts["stacks beyond limits"] == "0"
-
-
-def test_limits_that_are_too_low(made, tmp_path):
-    value = json.loads((made / "limits.json").read_text())
-    value["stacks"][0]["headroom_ids"] = -3
-    (tmp_path / "low.json").write_text(json.dumps(value))
-    found = page(tmp_path / "low.json")
-    assert found.facts["stacks beyond limits"] == "1"
-    assert "goes beyond the limits" in " ".join(found.text)
-
-
-def test_limits_as_json(made):
-    value = json.loads((made / "limits.json").read_text())
-    read = tfrs_embed.sparsecore.LimitsReport.from_json
-    assert read(json.dumps(value)).to_json() == json.dumps(value, indent=2)
-    value["stacks"][0]["max_ids"] = "many"
-    with pytest.raises(ValueError, match=r"stacks\[0\].max_ids must be an int"):
-        read(json.dumps(value))
-    value["tables"][0]["stack"] = "none"
-    value["stacks"][0]["max_ids"] = 1
-    with pytest.raises(ValueError, match="is in the stack 'none'; the report"):
-        read(json.dumps(value))
 
 
 def test_a_log(made):
@@ -386,12 +333,16 @@ def test_top_shares(rows):
 
 def test_several_sources_are_parts_of_one_page(made):
     found = page(
-        made / "plan.json",
+        made / "model_int8",
         made / "run" / "ckpt-1",
-        made / "limits.json",
+        made / "log",
         made / "run" / "ckpt-2",
     )
-    titles = ["Plan plan.json", "Limits limits.json", "Checkpoint ckpt-2"]
+    titles = [
+        "Exported model model_int8",
+        "Statistics log",
+        "Checkpoint ckpt-2",
+    ]
     assert [h for h in found.headings if h in titles] == titles
     links = [a["href"] for t, a in found.tags if t == "a"]
     assert links == ["#part-1", "#part-2", "#part-3"]
@@ -406,7 +357,7 @@ def test_a_log_beside_checkpoints_hides_none(made, tmp_path):
 
 
 def test_a_page_needs_no_other_file(made):
-    found = page(made / "run", made / "log", made / "plan.json")
+    found = page(made / "run", made / "log")
     for tag, attributes in found.tags:
         for name in ("src", "href", "xlink:href", "srcset", "data"):
             address = attributes.get(name)
@@ -419,7 +370,7 @@ def test_a_page_needs_no_other_file(made):
 
 
 def test_names_are_text(made):
-    found = page(made / "run", made / "log", made / "plan.json")
+    found = page(made / "run", made / "log")
     assert "b" not in {tag for tag, _ in found.tags}
     assert ODD in found.text
 
@@ -440,19 +391,11 @@ def test_a_page_has_no_markup_and_no_hidden_letters_of_files(tmp_path):
         for step in (1, 2)
     ]
     (folder / "tables.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    plan = json.loads(_plan())
-    plan["tables"][0]["table"] = plan["hardware"]["name"] = name
-    (folder / "plan.json").write_text(json.dumps(plan))
-    found = page(folder, folder / "plan.json")
+    found = page(folder)
     assert "script" not in {tag for tag, _ in found.tags}
     assert f"{SCRIPT}{printable(HIDDEN)}" in " ".join(found.text)
     hidden = [c for c in found.source if printable(c) != c]
     assert set(hidden) == {"\n"}
-
-
-def _plan():
-    config = FeatureConfig("f", TableConfig("t", 1000, 8))
-    return tfrs_embed.plan(config, 1, replicas=2, batch_size=4).to_json()
 
 
 @pytest.mark.parametrize(
@@ -521,7 +464,6 @@ def _foreign_log(folder):
     "make, message",
     [
         (lambda f: f / "none", "no checkpoint '.*/none': .* A report needs a "),
-        (lambda f: f / "none.json", "There is no file '.*/none.json'"),
         (lambda f: f, r"The folder '.*' doesn't say .* A report needs a chec"),
         (lambda f: f / "tables.jsonl", "has no tables.jsonl"),
         (lambda f: "", "The path is empty"),
@@ -530,15 +472,6 @@ def _foreign_log(folder):
             _write("a.txt", "hello"),
             "no checkpoint '.*a.txt': .* A report needs",
         ),
-        (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
-        (_write("a.json", "[" * 10**5), "'.*a.json' is not JSON: maximum rec"),
-        (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
-        (_write("a.json", '{"tables": []}'), "is neither a plan's JSON"),
-        (
-            _write("a.json", '{"per_replica": 1}'),
-            r"'.*a.json': plan lacks the fields \['replicas', 'hardware'",
-        ),
-        (_write("a.json", '{"stacks": 1}'), "'.*a.json': limits report lacks"),
         (_damaged_log, "tables.jsonl', line 1, is not JSON: Expecting ':'"),
         (
             _write("tables.jsonl", "[" * 10**5),
@@ -603,10 +536,10 @@ def test_an_output_that_is_no_file(made, tmp_path, capsys, place):
 
 
 def test_an_output_that_is_read(made, tmp_path, capsys):
-    plan = pathlib.Path(shutil.copy(made / "plan.json", tmp_path))
-    assert main(["report", str(plan), "--output", str(plan)]) == 2
+    log = pathlib.Path(shutil.copy(made / "log" / "tables.jsonl", tmp_path))
+    assert main(["report", str(log), "--output", str(log)]) == 2
     assert "is to be read" in capsys.readouterr().err
-    assert plan.read_text() == (made / "plan.json").read_text()
+    assert log.read_text() == (made / "log" / "tables.jsonl").read_text()
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
@@ -671,7 +604,7 @@ def browser(tmp_path_factory):
 
 def test_a_browser_shows_the_page(browser, made, tmp_path):
     path, wide = tmp_path / "page.html", tmp_path / "wide.html"
-    sources = ("run", "log", "plan.json", "limits.json")
+    sources = ("run", "log")
     path.write_text(page(*(made / source for source in sources)).source)
     wide.write_text('<p style="width: 2000px">a</p>')
     colours = []

@@ -1,4 +1,4 @@
-"""UpdatableExport models, in a process that doesn't know this library."""
+"""Exported models, in a process that doesn't know this library."""
 
 import json
 import os

@@ -29,7 +29,7 @@ def layout(combiner="mean", topology=(1, 2), tables=1, **config):
     ]
     return Layout(
         features,
-        Topology.parse(topology),
+        Topology.of(topology),
         sparse_core_config(**config),
     )
 

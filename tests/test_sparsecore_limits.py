@@ -1,6 +1,7 @@
 """compute_limits: the limits that batches need, and why."""
 
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_limits_equal_those_counted_id_by_id(topology):
         "w": feature(77, 24, "a"),
         "v": feature(50, 8, "wide", dim=16),
     }
-    layout = Layout(config, Topology.parse(topology))
+    layout = Layout(config, Topology.of(topology))
     want = {name: [0, 0, 0] for name in layout.stacks}
     batches = []
     for _ in range(5):
@@ -135,7 +136,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
     found, _ = limits([list(batch)], config, (2, 2))
 
     def fill(**changes):
-        topology = Topology.parse((2, 2))
+        topology = Topology.of((2, 2))
         given = {**found.__dict__, **changes}
         layout = Layout(config, topology, sparse_core_config(**given))
         return buffers.preprocess(layout, ids)
@@ -402,3 +403,17 @@ def test_bad_configurations_are_refused_before_batches_are_read(
 def test_no_batches_are_an_error():
     with pytest.raises(ValueError, match="no batches"):
         limits([], feature())
+
+
+def test_limits_as_json():
+    _, report = limits([[0, 2, 2, 4, 1, 1, 1, 1]], feature())
+    value = json.loads(report.to_json())
+    read = tfrs_embed.sparsecore.LimitsReport.from_json
+    assert read(json.dumps(value)).to_json() == json.dumps(value, indent=2)
+    value["stacks"][0]["max_ids"] = "many"
+    with pytest.raises(ValueError, match=r"stacks\[0\].max_ids must be an int"):
+        read(json.dumps(value))
+    value["tables"][0]["stack"] = "none"
+    value["stacks"][0]["max_ids"] = 1
+    with pytest.raises(ValueError, match="is in the stack 'none'; the report"):
+        read(json.dumps(value))

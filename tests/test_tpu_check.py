@@ -39,9 +39,9 @@ Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
     ],
 )
 def test_slices(name, shape, replicas, sparse_cores, hardware):
-    found = tpu_check.Slice.parse(name)
+    found = tpu_check.Slice.of(name)
     assert found.name == shape
-    assert found == tpu_check.Slice.parse(shape) == tpu_check.Slice.parse(found)
+    assert found == tpu_check.Slice.of(shape) == tpu_check.Slice.of(found)
     assert found.replicas == replicas
     assert found.sparse_cores == sparse_cores
     assert found.embedding_feature is hardware
@@ -60,7 +60,7 @@ def test_slices(name, shape, replicas, sparse_cores, hardware):
     ],
 )
 def test_the_hosts_of_a_slice(name, hosts):
-    assert tpu_check.Slice.parse(name).hosts == hosts
+    assert tpu_check.Slice.of(name).hosts == hosts
 
 
 @pytest.mark.parametrize(
@@ -80,23 +80,23 @@ def test_the_hosts_of_a_slice(name, hosts):
 )
 def test_slices_that_are_not_there(name, message):
     with pytest.raises(ValueError, match=message):
-        tpu_check.Slice.parse(name)
+        tpu_check.Slice.of(name)
 
 
 def test_a_topology_is_a_slice_with_sparse_cores():
-    topology = Topology.parse("v5p:2x2x1")
+    topology = Topology.of("v5p:2x2x1")
     assert (topology.chips, topology.sparse_cores) == (4, 4)
     assert topology.name == "v5p:2x2x1"
-    assert Topology.parse("v6e-8").shards == 16
+    assert Topology.of("v6e-8").shards == 16
     with pytest.raises(ValueError, match="v5e has no SparseCores"):
-        Topology.parse("v5litepod-4")
+        Topology.of("v5litepod-4")
     with pytest.raises(ValueError, match="Unknown TPU slice 'v9-8'"):
-        Topology.parse("v9-8")
+        Topology.of("v9-8")
 
 
 def test_a_slice_is_a_name():
     with pytest.raises(TypeError, match="A slice is a name"):
-        tpu_check.Slice.parse((4, 4))
+        tpu_check.Slice.of((4, 4))
 
 
 @pytest.mark.skipif(has_kernels(), reason="TensorFlow's wheel for TPUs is here")
@@ -124,5 +124,5 @@ def test_booleans_are_written_in_words():
 
 def test_the_resolver_is_as_that_of_local_tpus():
     # Of which TF-models' trainer makes a PreemptionCheckpointHandler.
-    resolver = OfflineResolver(tpu_check.Slice.parse("v5p-8"))
+    resolver = OfflineResolver(tpu_check.Slice.of("v5p-8"))
     assert resolver.cluster_spec().as_dict() == {}

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from tfrs_embed.tools.planner import (
         Hardware,
         Plan,
-        PlanAlternative,
         ReplicaPlan,
         TablePlan,
         hot_rows,
@@ -74,7 +73,6 @@ __all__ = [
     "PartialTPUEmbedding",
     "Placement",
     "Plan",
-    "PlanAlternative",
     "ProbabilisticAdmission",
     "QuotientRemainder",
     "ReplicaPlan",
@@ -125,7 +123,6 @@ lazy.import_later(
         "tfrs_embed.tools.planner": (
             "Hardware",
             "Plan",
-            "PlanAlternative",
             "ReplicaPlan",
             "TablePlan",
             "hot_rows",

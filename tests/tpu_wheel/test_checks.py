@@ -301,11 +301,6 @@ def test_a_loop_and_a_step_outside_of_it():
         "loop": 5,
         "loop_of_calls": 1,
     }
-    assert [
-        each.partition(" is not pipelined")[0]
-        for each in report.warnings
-        if "pipeline_execution_with_tensor_core" in each
-    ] == ["one", "loop_of_calls"]
 
 
 def limits(**others):
@@ -324,41 +319,22 @@ def limits(**others):
 
 
 @pytest.mark.parametrize(
-    ("program", "tpu_slice", "warning"),
+    ("program", "warning"),
     [
-        (look_up(limits()), SLICE, None),
-        (look_up(limits()), "v6e-8", None),  # One host.
-        (
-            look_up(limits()),
-            "v5p:2x2x2",
-            r"v5p:2x2x2 has 2 hosts and was checked as one",
-        ),
-        (
-            look_up(limits(max_ids_per_table=None)),
-            SLICE,
-            r"max_ids_per_table or .* of the stacks \['big'\] is the default, "
-            r"256\. .*compute_limits",
-        ),
-        (
-            look_up(limits(max_ids_per_chip_per_sample=64)),
-            SLICE,
-            r"max_ids_per_chip_per_sample is the default, 64, .*compute_limits",
-        ),
+        (look_up(limits()), None),
         (
             look_up(limits(allow_id_dropping=True)),
-            SLICE,
             r"allow_id_dropping=True: .* above max_ids_per_chip_per_sample=1 "
             r".* are dropped",
         ),
         (
             look_up(limits(), training=False),
-            SLICE,
             r"train looks tables up on a gradient tape, but updates none",
         ),
     ],
 )
-def test_warnings(program, tpu_slice, warning):
-    report = tpu_check.check(program, tpu_slice)
+def test_warnings(program, warning):
+    report = tpu_check.check(program, SLICE)
     wanted = [] if warning is None else [warning]
     for found, pattern in zip(report.warnings, wanted, strict=True):
         assert re.match(pattern, found)
@@ -400,7 +376,8 @@ def test_summaries_turn_pipelining_off(tmp_path):
             loop(tf.range(BATCH))
 
     report = tpu_check.check(program, SLICE)
-    assert any("loop is not pipelined" in each for each in report.warnings)
+    [function] = report.functions
+    assert len(function.programs) < 5
 
 
 def test_gradients_of_other_things_and_a_tape_around():
@@ -551,7 +528,6 @@ def test_the_command_runs_a_script(script):
     assert "stopped at the second call of train_function" in done.stdout
     assert re.search(r"stopped: 'items/\w+' has no values", done.stdout)
     assert "items" in done.stdout
-    assert "warning: max_ids_per_table or" in done.stdout
     # The lowering's own lines for each operation are left out.
     assert "Lowering Xla" not in done.stderr
 

@@ -118,13 +118,13 @@ def test_programs_without_an_answer_are_not_refused():
     unread = dataclasses.replace(good, name="unread", stablehlo="module {")
     crash = dataclasses.replace(good, name="crash", stablehlo=CRASH)
     _, [first, second, third] = tpu_check.Compiler(PYTHON).compile(
-        [unread, crash, good], tpu_check.Slice.parse("v6e:1x1")
+        [unread, crash, good], tpu_check.Slice.of("v6e:1x1")
     )
     assert first.not_checked.startswith("jax can't read it:")
     assert second.not_checked.startswith("the compiler crashed (SIGSEGV")
     assert third.error is third.not_checked is None
     report = tpu_check.Report(
-        tpu_check.Slice.parse("v6e:1x1"),
+        tpu_check.Slice.of("v6e:1x1"),
         (
             tpu_check.CheckedFunction(
                 "f", (tpu_check.CheckedProgram(unread, first),)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tensorflow_host
 from tfrs_embed.sparsecore import Topology, compute_limits
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.tools.testing import emulated_host, tensorflow_host
+from tfrs_embed.tools.testing import emulated_host
 
 tpu = tf.tpu.experimental.embedding
 TOPOLOGIES = [(chips, cores) for chips in (1, 2, 4) for cores in (2, 4)]
@@ -150,7 +151,7 @@ def test_whole_chips_give_the_kernels_bits(topology, seed):
             max_ids_per_chip_per_sample=int(rng.choice([1, 2, 8, 16, 64])),
             allow_id_dropping=bool(rng.random() < 0.5),
         )
-        layout = Layout(configs, Topology.parse(topology), config)
+        layout = Layout(configs, Topology.of(topology), config)
         if rng.random() < 0.5:
             limit = int(rng.integers(1, 12))
             field = rng.choice(
@@ -159,7 +160,7 @@ def test_whole_chips_give_the_kernels_bits(topology, seed):
             config = dataclasses.replace(
                 config, **{field: dict.fromkeys(layout.stacks, limit)}
             )
-            layout = Layout(configs, Topology.parse(topology), config)
+            layout = Layout(configs, Topology.of(topology), config)
         given = [
             random_ids(rng, f.samples, f.config.table.vocabulary_size)
             for f in layout.features
@@ -183,7 +184,7 @@ def one_feature(samples, cores, **table):
     config = tpu.SparseCoreEmbeddingConfig(
         max_ids_per_table=limits, max_unique_ids_per_table=limits
     )
-    return Layout([feature], Topology.parse((2, cores)), config)
+    return Layout([feature], Topology.of((2, cores)), config)
 
 
 @pytest.mark.parametrize("cores", [2, 4])

@@ -48,9 +48,6 @@ class Hardware:
         operation: seconds that an operation takes to start.
         shared: whether a host's replicas share its memory and cores, as
             processes do on one CPU: the bandwidths are then the host's.
-        disk_iops: random reads and writes of 4 KiB of a host's disk in a
-            second, for tables in files. The default was measured on a virtual
-            machine's disk.
 
     Raises:
         ValueError: a value is out of its range.
@@ -67,13 +64,12 @@ class Hardware:
     message: float = 1e-6
     operation: float = 2.3e-6
     shared: bool = False
-    disk_iops: float = 50_000.0
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         checks: dict[str, Callable[[Any, str], Any]] = {
             field.name: functools.partial(
-                number, positive=field.name.endswith(("bandwidth", "iops"))
+                number, positive=field.name.endswith("bandwidth")
             )
             for field in dataclasses.fields(self)
         }
@@ -168,23 +164,3 @@ def hardware(topology: str | Hardware) -> Hardware:
     return Hardware(
         f"{count}x{name}", count, memory, bandwidth, inside, outside
     )
-
-
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", 1):
-    _UNITS[f"{_letter}B"] = 1000**_power
-    _UNITS[f"{_letter}IB"] = 1024**_power
-
-
-def parse_bytes(text: str) -> int:
-    """Returns the bytes of a size such as "40GB", "1.5GiB" or "1000000".
-
-    Raises:
-        ValueError: `text` is no size, or less than a byte.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    size = 0 if match is None or unit is None else int(float(match[1]) * unit)
-    if size < 1:
-        raise ValueError(f"must be a size such as 40GB or 1.5GiB, got {text!r}")
-    return size

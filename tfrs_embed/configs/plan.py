@@ -132,44 +132,12 @@ class ReplicaPlan:
         bytes: bytes of the replica's tables and slots in memory.
         sent_bytes: bytes sent to other replicas in a training step.
         lookups: rows, and slices of rows, read in a training step.
-        file_bytes: bytes of the replica's files.
     """
 
     rank: int
     bytes: int
     sent_bytes: int
     lookups: float
-    file_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanAlternative:
-    """Another choice of placements, for comparison.
-
-    Example:
-        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
-        >>> plan = tfrs_embed.plan(
-        ...     tfrs_embed.FeatureConfig("movie", movies),
-        ...     1,
-        ...     replicas=8,
-        ...     batch_size=1024,
-        ... )
-        >>> [each.name for each in plan.alternatives]
-        ['all row', 'all table', 'all column']
-
-    Attributes:
-        name: the placements, such as "all row".
-        seconds: the predicted time of a training step.
-        sent_bytes: bytes that a replica sends in a training step.
-        bytes: bytes of tables and slots of the replica that holds the most.
-        fits: whether `bytes` is within the limit.
-    """
-
-    name: str
-    seconds: float
-    sent_bytes: int
-    bytes: int
-    fits: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,11 +167,8 @@ class Plan:
         sent_bytes: bytes that a replica sends in a training step.
         collectives: the number of collectives of a training step.
         imbalance: the most work of a replica, over the mean.
-        alternatives: other choices, for comparison.
         communication_dtype: the dtype that rows, vectors and gradients are sent
             as.
-        disk_seconds: the part of `seconds` that the disk takes, for pages of
-            tables in files.
 
     Raises:
         ValueError: fields contradict each other.
@@ -219,9 +184,7 @@ class Plan:
     sent_bytes: int
     collectives: int
     imbalance: float
-    alternatives: tuple[PlanAlternative, ...]
     communication_dtype: CommunicationDtype = "float32"
-    disk_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks that the parts are of one plan."""
@@ -274,15 +237,13 @@ class Plan:
         return strict_json.loads(text, cls, "plan")
 
     def __str__(self) -> str:
-        """Returns the report: tables, replicas, alternatives."""
-        lines = [printable(line) for line in summary(self)]
-        for kind, records in reported_records(self).items():
-            rows = [{kind: name} | each for name, each in records.items()]
-            lines += ["", *value_table(rows)]
-        return "\n".join(lines)
+        """Returns the report: totals, tables, replicas."""
+        parts = (_table_rows(self), _replica_rows(self))
+        lines = [line for rows in parts for line in ("", *value_table(rows))]
+        return "\n".join([*map(printable, _summary(self)), *lines])
 
 
-def summary(plan: Plan) -> list[str]:
+def _summary(plan: Plan) -> list[str]:
     """Returns a plan's totals, as two lines of text."""
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
@@ -290,29 +251,23 @@ def summary(plan: Plan) -> list[str]:
         "1 table" if len(plan.tables) == 1 else f"{len(plan.tables)} tables"
     )
     plural = "" if plan.replicas == 1 else "s"
-    disk = sent_as = ""
-    if plan.disk_seconds:
-        disk = f", {format_seconds(plan.disk_seconds)} of it for the disk"
+    sent_as = ""
     if plan.communication_dtype != "float32":
         sent_as = f" as {plan.communication_dtype}"
     return [
         f"Plan of {tables} ({format_bytes(plan.total_bytes)}) for "
         f"{plan.replicas:,} replica{plural} of {plan.hardware.name}, "
         f"{plan.batch_size:,.6g} samples each, {memory} of tables each",
-        f"Predicted step: {format_seconds(plan.seconds)}{disk}, "
+        f"Predicted step: {format_seconds(plan.seconds)}, "
         f"{format_bytes(plan.sent_bytes)} sent per replica{sent_as}, "
         f"{plan.collectives} collectives, imbalance {plan.imbalance:.2f}",
     ]
 
 
-def reported_records(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns values by column, of each table, replica and alternative.
-
-    The keys are "table", "replica" and "placements", then names. Many replicas
-    have the least, the mean and the most.
-    """
-    tables = {
-        t.table: {
+def _table_rows(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "table": t.table,
             "rows": t.rows,
             "dim": t.dim,
             "bytes": t.bytes,
@@ -322,47 +277,32 @@ def reported_records(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
             "reason": t.reason,
         }
         for t in plan.tables
-    }
-    files = any(table.in_files for table in plan.tables)
-    replicas: dict[str, dict[str, Any]] = {
-        str(r.rank): {
+    ]
+
+
+def _replica_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Returns a row for each replica; of many, the least, mean and most."""
+    rows: list[dict[str, Any]] = [
+        {
+            "replica": str(r.rank),
             "bytes": r.bytes,
-            **({"file bytes": r.file_bytes} if files else {}),
             "sent bytes": r.sent_bytes,
             "lookups": round(r.lookups),
         }
         for r in plan.per_replica
+    ]
+    if len(rows) <= _MOST_REPLICAS:
+        return rows
+    kinds: dict[str, Any] = {
+        "least": min,
+        "mean": statistics.fmean,
+        "most": max,
     }
-    if plan.replicas > _MOST_REPLICAS:
-        every = list(replicas.values())
-        replicas = {
-            name: {
-                column: summarize([each[column] for each in every])
-                for column in every[0]
-            }
-            for name, summarize in (
-                ("least", min),
-                ("mean", statistics.fmean),
-                ("most", max),
-            )
-        }
-    most = max(replica.bytes for replica in plan.per_replica)
-    this = "this plan", plan.seconds, plan.sent_bytes, most, True
-    alternatives = {
-        a.name: {
-            "step": format_seconds(a.seconds),
-            "of this": round(a.seconds / (plan.seconds or 1.0), 2),
-            "sent bytes": a.sent_bytes,
-            "most bytes": a.bytes,
-            "fits": "yes" if a.fits else "no",
-        }
-        for a in (PlanAlternative(*this), *plan.alternatives)
-    }
-    return {
-        "table": tables,
-        "replica": replicas,
-        "placements": alternatives,
-    }
+    return [
+        {"replica": name}
+        | {c: kind([r[c] for r in rows]) for c in list(rows[0])[1:]}
+        for name, kind in kinds.items()
+    ]
 
 
 def format_seconds(seconds: float) -> str:

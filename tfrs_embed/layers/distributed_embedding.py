@@ -303,17 +303,18 @@ class DistributedEmbedding(TableLayer):
 
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
-    ) -> list[InputShape | None]:
+    ) -> Sequence[InputShape | None]:
         # The declared batch size is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
-        shapes: list[InputShape | None] = []
-        for feature in features:
-            batch, *rest = feature.input_shape or (None,)
-            declared = (batch and batch // parts, *rest)
-            known = feature.input_shape is not None
-            shapes.append(InputShape(declared) if known else None)
-        return shapes
+
+        def part(shape: tuple[int | None, ...] | None) -> InputShape | None:
+            if shape is None:
+                return None
+            batch, *rest = shape
+            return InputShape((batch and batch // parts, *rest))
+
+        return [part(feature.input_shape) for feature in features]
 
 
 def _is_preprocessed(inputs: Any) -> bool:

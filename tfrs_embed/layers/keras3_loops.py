@@ -149,21 +149,17 @@ def fit(
             if isinstance(each, _TOGETHER)
         ],
     }
-    distributed = _distribute(data, strategy, "data", class_weight)
+    given = [_distribute(data, strategy, "data", class_weight)]
     if validation_data is not None:
-        validation_data = _distribute(
-            validation_data, strategy, "validation_data"
-        )
+        given.append(_distribute(validation_data, strategy, "validation_data"))
     _compare(model, strategy, settings)
-    distributed = _of_equal_lengths(distributed, strategy)
-    if validation_data is not None:
-        validation_data = _of_equal_lengths(validation_data, strategy)
+    distributed, *validation = (_of_equal_lengths(d, strategy) for d in given)
     with _loop(model, distributed, strategy), _Files(strategy, listed) as files:
         return model.fit(
             distributed,
             epochs=epochs,
             callbacks=[*listed, _Start(strategy, files)],
-            validation_data=validation_data,
+            validation_data=validation[0] if validation else None,
             verbose=verbose,
             shuffle=False,  # Keras would remark on it.
             initial_epoch=initial_epoch,

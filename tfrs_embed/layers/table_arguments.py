@@ -77,8 +77,9 @@ class TableArguments:
         layer = variables["self"]
         others = ("self", "kwargs", "__class__", layer._FEATURES)
         given = {k: v for k, v in variables.items() if k not in others}
-        for name in given.keys() & _CHECKS.keys():
-            given[name] = _CHECKS[name](given[name], name)
+        for name, check in _CHECKS.items():
+            if name in given:
+                given[name] = check(given[name], name)
         if "embedding_initializer" in given:
             given["embedding_initializer"] = layer._keras.initializers.get(
                 given["embedding_initializer"]

@@ -27,7 +27,7 @@ from tfrs_embed.storage.table_state import Tables, TableState
 
 if TYPE_CHECKING:
     from tfrs_embed.storage.dynamic_table import DynamicTable
-    from tfrs_embed.tools.monitoring.reports import StatisticsReport
+    from tfrs_embed.tools.monitoring import StatisticsReport
 
 
 class TableHolder(SavedLayer):
@@ -251,7 +251,7 @@ class TableHolder(SavedLayer):
             TypeError: ids of a batch are of a wrong kind.
         """
         # Imported here because training doesn't need it.
-        from tfrs_embed.tools.monitoring.monitor import TableMonitor
+        from tfrs_embed.tools.monitoring import TableMonitor
 
         self._ensure_tables(only_if_ready=True)
         return TableMonitor(self, sample=sample).measure(batches=batches)

@@ -95,8 +95,8 @@ class TableLayer(TableHolder):
     def _input_shapes(
         self, features: Sequence[FeatureSpec]
     ) -> Sequence[InputShape | None]:
-        """The shapes that features' ids must have in a call; None: any."""
-        return [None] * len(features)
+        """The shapes that features' ids must have; None, or empty: any."""
+        return ()
 
     @errors.without_input_dump
     def call(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat.strategies import in_xla, refuse_in_xla
-from tfrs_embed.ops.compiled import Compiled, Portable
+from tfrs_embed.ops.compiled import CompiledOperations, Portable
 from tfrs_embed.ops.stock import Stock
 
 #: What layers and retrieval look ids up in while an export is traced, or None.
@@ -46,5 +46,5 @@ def operations(device: str | None, training: bool) -> Stock:
     if module is None:
         return _STOCK
     if training or tf.executing_eagerly():
-        return Compiled(module)
+        return CompiledOperations(module)
     return Portable(module)

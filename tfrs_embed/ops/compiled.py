@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ _FIELDS = ("ids", "grouping", "weights", "scale")
 _STOCK = Stock()
 
 
-class Compiled(Stock):
+class CompiledOperations(Stock):
     """The kernels' operations, on a CPU, in graphs that are not exported."""
 
     compiled = True
@@ -41,6 +42,9 @@ class Compiled(Stock):
         self._module = module
         self.fill = module.tfrs_embed_fill
         self.read_splits = module.tfrs_embed_read_splits
+        self.copy_runs = functools.partial(
+            module.tfrs_embed_copy_runs, capacity=0, padded=False
+        )
 
     def inside(self, check: RangeCheck) -> tf.Tensor:
         return self._module.tfrs_embed_inside(ids=check.parts, rows=check.sizes)
@@ -221,13 +225,6 @@ class Compiled(Stock):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return self._module.tfrs_embed_read_keys(message=message, tables=tables)
 
-    def copy_runs(
-        self, values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
-    ) -> tf.Tensor:
-        return self._module.tfrs_embed_copy_runs(
-            values=values, starts=starts, sizes=sizes, capacity=0, padded=False
-        )
-
     def pad_runs(
         self, values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
     ) -> tf.Tensor:
@@ -252,7 +249,7 @@ class Portable(Stock):
     checks_ids = True
 
     def __init__(self, module: Any) -> None:
-        self._kernels = None if module is None else Compiled(module)
+        self._kernels = None if module is None else CompiledOperations(module)
 
     def require(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
@@ -303,7 +300,7 @@ class Portable(Stock):
         def find(operations: Stock, *inputs: tf.Tensor) -> list[tf.Tensor]:
             given = inputs[: len(handles)]
             unpacked = _unpack(inputs[len(handles) :], bags)
-            if isinstance(operations, Compiled):
+            if isinstance(operations, CompiledOperations):
                 factors = scale_of if scales else ()
                 return _lookup(
                     operations._module,

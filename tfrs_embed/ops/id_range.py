@@ -10,8 +10,7 @@ from tfrs_embed import kernels
 from tfrs_embed.compat.graphs import NOT_INLINED
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import concat, of_one_dtype
-from tfrs_embed.ops.checks import first, message
-from tfrs_embed.ops.feature_values import FeatureValues
+from tfrs_embed.ops.checks import FeatureValues, first, message
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:

@@ -11,8 +11,13 @@ from tfrs_embed.compat.strategies import in_tpu_replica
 from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import is_recorded
-from tfrs_embed.ops.checks import Checks, Condition, first, message
-from tfrs_embed.ops.feature_values import FeatureValues
+from tfrs_embed.ops.checks import (
+    Checks,
+    Condition,
+    FeatureValues,
+    first,
+    message,
+)
 from tfrs_embed.ops.tensors import map_values, to_tensor
 
 # By dtype, the number up to which it holds every whole number.

@@ -31,46 +31,30 @@ class InputShape:
         """The most ids of a row of ragged or sparse ids."""
         return self.shape[-1] if len(self.shape) > 1 else 1
 
-    def check_static(
-        self, feature: FeatureSpec, shape: tf.TensorShape, rows: bool
-    ) -> list[tuple[int | None, bool]]:
-        """Checks the ids' shape as far as it is known when tracing.
+    def require(self, feature: FeatureSpec, ids: Any, checks: Checks) -> None:
+        """Requires ids to have the shape.
 
-        `rows` tells whether the ids are, or may be, ragged or sparse.
-        Impossible shapes raise a ValueError.
-
-        Returns:
-            For each dimension the size, None for any, and whether it may be
-            less; empty if the rank is unknown.
+        A shape that is known when tracing and impossible is a ValueError;
+        `checks` takes conditions on unknown sizes.
         """
-        if shape.rank is None:
-            return []
-        wanted = self._of_rank(shape.rank, rows)
-        limits = [
-            (limit, i == 0 or (rows and i == shape.rank - 1))
-            for i, limit in enumerate(wanted or ())
-        ]
-        if wanted is None or not all(
-            size is None
-            or limit is None
-            or (size <= limit if less else size == limit)
-            for size, (limit, less) in zip(shape, limits, strict=True)
-        ):
+        rank = ids.shape.rank
+        if rank is None:
+            return
+        rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+        wanted = self._of_rank(rank, rows)
+        fits, open_sizes = wanted is not None, []
+        for i, limit in enumerate(wanted or ()):
+            size = ids.shape[i]
+            less = i == 0 or (rows and i == rank - 1)
+            if limit is not None and size is None:
+                open_sizes.append((i, limit, less))
+            elif limit is not None:
+                fits &= size <= limit if less else size == limit
+        if not fits:
             raise ValueError(
-                f"{feature}: ids of shape {shape.as_list()}, but "
+                f"{feature}: ids of shape {ids.shape.as_list()}, but "
                 f"{self._describe()}."
             )
-        return limits
-
-    def require(self, feature: FeatureSpec, ids: Any, checks: Checks) -> None:
-        """Requires ids to have the shape; `checks` takes open conditions."""
-        rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-        limits = self.check_static(feature, ids.shape, rows)
-        open_sizes = [
-            (i, limit, less)
-            for i, (limit, less) in enumerate(limits)
-            if limit is not None and ids.shape[i] is None
-        ]
         if not open_sizes:
             return
         if isinstance(ids, tf.RaggedTensor):

@@ -48,7 +48,7 @@ class Stock:
     route = staticmethod(messages.route)
     write_keys = staticmethod(messages.write_keys)
     read_keys = staticmethod(messages.read_keys)
-    copy_runs = staticmethod(messages.copy_runs)
+    copy_runs: Callable[..., tf.Tensor] = staticmethod(messages.copy_runs)
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
 

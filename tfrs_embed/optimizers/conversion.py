@@ -94,18 +94,6 @@ def convert(
         )
     if type(optimizer) in _OF_CLASS:
         return _from_class(optimizer, where, source)
-    if isinstance(optimizer, type):
-        raise TypeError(
-            f"{where}: the optimizer must be an instance, got the class "
-            f"{optimizer.__name__}; write {optimizer.__name__}()."
-        )
-    if isinstance(optimizer, Mapping):
-        module = (keras or keras_versions.default()).__name__
-        raise TypeError(
-            f"{where}: the optimizer must be an object, got a "
-            f"{type(optimizer).__name__}; make one of Keras's config by "
-            f"{module}.optimizers.deserialize(config)."
-        )
     own = keras_versions.keras_of(optimizer)
     if own is not None and own is (keras or own):
         scaling = own.mixed_precision.LossScaleOptimizer
@@ -116,24 +104,40 @@ def convert(
         known = [getattr(module, kind, None) for module in modules]
         if kind in _OF_KERAS and type(optimizer) in known:
             return _from_keras(optimizer, kind, where)
-    wanted = (keras or own or keras_versions.default()).__name__
+    wanted = keras or own or keras_versions.default()
+    raise TypeError(f"{where}: {_why_not(optimizer, own, wanted.__name__)}")
+
+
+def _why_not(optimizer: Any, own: Any, keras: str) -> str:
+    """Says why an object is no table's optimizer, for a table of a Keras."""
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        return (
+            f"the optimizer must be an instance, got the class {name}; write "
+            f"{name}()."
+        )
     given = type(optimizer)
+    if isinstance(optimizer, Mapping):
+        return (
+            f"the optimizer must be an object, got a {given.__name__}; make "
+            f"one of Keras's config by {keras}.optimizers.deserialize(config)."
+        )
     ours = [rule.declared.__name__ for rule in RULES if rule.declared]
     message = (
-        f"{where}: {given.__module__}.{given.__name__} can't train a table; "
-        f"use {_one_of([*_OF_KERAS])} of {wanted}.optimizers, "
-        f"{TPU_OPTIMIZERS}, or {_one_of(ours)} of tfrs_embed.optimizers."
+        f"{given.__module__}.{given.__name__} can't train a table; use "
+        f"{_one_of([*_OF_KERAS])} of {keras}.optimizers, {TPU_OPTIMIZERS}, or "
+        f"{_one_of(ours)} of tfrs_embed.optimizers."
     )
-    if own is not None and own.__name__ != wanted:
+    if own is not None and own.__name__ != keras:
         names = {
             keras_versions.TF_KERAS: "tf_keras",
             keras_versions.KERAS_3: "Keras 3",
         }
         message += (
             f" This one is {names[own.__name__]}'s; the table is of a "
-            f"{names[wanted]} layer."
+            f"{names[keras]} layer."
         )
-    raise TypeError(message)
+    return message
 
 
 def _by_name(name: str, where: str, keras: Any) -> Any:

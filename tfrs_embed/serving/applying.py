@@ -82,7 +82,8 @@ class AppliedDeltas(Trackable):
             autograph=False,
         )
         def apply_delta(path: tf.Tensor) -> dict[str, tf.Tensor]:
-            # Of two at once, each would be the next.
+            # Serialises concurrent calls: otherwise two calls could apply
+            # deltas with the same number.
             mutex = tf.raw_ops.MutexV2(
                 shared_name=f"{APPLY_DELTA}_{self.link.chain}"
             )

@@ -47,8 +47,8 @@ class MappedFile(tf.saved_model.experimental.TrackableResource):
         self._track_trackable(self._asset, "file")
 
     def _create_resource(self) -> tf.Tensor:
-        # A handle of nothing. Of all objects in a SavedModel, TensorFlow calls
-        # `_initialize` of those that have one.
+        # A handle of nothing: TensorFlow calls `_initialize` only of objects
+        # in a SavedModel that have a handle.
         return tf.raw_ops.VarHandleOp(
             dtype=tf.bool, shape=[], shared_name=f"unused_{uuid.uuid4().hex}"
         )

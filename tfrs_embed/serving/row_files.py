@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     Rows,
 )
+from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.tables import unique_name
@@ -100,7 +100,7 @@ def export_rows(
     is_chief = strategy.extended.should_checkpoint
     with contextlib.ExitStack() as stack:
         with raised_on_all_workers(strategy, "The export"):
-            pyarrow = _import_pyarrow()
+            pyarrow = import_pyarrow("export_rows")
             tables = _tables_of(model)
             changed = {k: _changed(k, t, since) for k, t in tables.items()}
             if is_chief and tf.io.gfile.exists(folder):
@@ -125,17 +125,6 @@ def export_rows(
             if is_chief:
                 tf.io.gfile.rename(temporary, folder)
     return moments
-
-
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            "export_rows needs pyarrow: pip install 'tfrs_embed[parquet]'."
-        ) from error
-    return pyarrow
 
 
 class _Table(NamedTuple):
@@ -202,27 +191,6 @@ def _changed(
     return None
 
 
-class _Output(io.RawIOBase):
-    """A new file on a file system of `tf.io.gfile`, as pyarrow wants files."""
-
-    def __init__(self, path: str) -> None:
-        self._file = tf.io.gfile.GFile(path, "wb")
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._file.write(bytes(data))
-        return len(data)
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 class _Files(NamedTuple):
     """Where a worker's files of a table go, and what writes them."""
 
@@ -235,7 +203,7 @@ class _Files(NamedTuple):
         path = f"{self.folder}/{name}-{self.worker:05d}.parquet"
         tf.io.gfile.makedirs(self.folder)
         with (
-            _Output(path) as file,
+            ArrowFile(path, "wb") as file,
             self.pyarrow.parquet.ParquetWriter(file, schema) as writer,
         ):
             yield writer

@@ -1,7 +1,7 @@
 """TPU SparseCores: layout, host preprocessing, limits.
 
 Example:
-    >>> tfrs_embed.sparsecore.Topology.parse("v6e-4").sparse_cores
+    >>> tfrs_embed.sparsecore.Topology.of("v6e-4").sparse_cores
     2
 """
 

@@ -51,7 +51,7 @@ class Slice:
     """A TPU slice.
 
     Example:
-        >>> tpu_slice = tfrs_embed.tpu_check.Slice.parse("v6e-8")
+        >>> tpu_slice = tfrs_embed.tpu_check.Slice.of("v6e-8")
         >>> tpu_slice.name, tpu_slice.chips
         ('v6e:2x4', 8)
 
@@ -64,7 +64,7 @@ class Slice:
     shape: tuple[int, ...]
 
     @classmethod
-    def parse(cls, name: str | Slice) -> Slice:
+    def of(cls, name: str | Slice) -> Slice:
         """Reads a slice's name.
 
         Args:

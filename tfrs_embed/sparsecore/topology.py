@@ -15,7 +15,7 @@ class Topology:
     """Chips and their SparseCores.
 
     Example:
-        >>> topology = tfrs_embed.sparsecore.Topology.parse("v5p-8")
+        >>> topology = tfrs_embed.sparsecore.Topology.of("v5p-8")
         >>> topology.chips, topology.sparse_cores, topology.shards
         (4, 4, 16)
 
@@ -35,7 +35,7 @@ class Topology:
         return self.chips * self.sparse_cores
 
     @classmethod
-    def parse(cls, topology: str | tuple[int, int] | Topology) -> Topology:
+    def of(cls, topology: str | tuple[int, int] | Topology) -> Topology:
         """Reads a topology.
 
         Args:
@@ -56,7 +56,7 @@ class Topology:
         if isinstance(topology, Topology):
             return topology
         if isinstance(topology, str):
-            tpu_slice = Slice.parse(topology)
+            tpu_slice = Slice.of(topology)
             if not tpu_slice.sparse_cores:
                 raise ValueError(
                     f"Topology {topology!r}: {tpu_slice.generation} has no "
@@ -89,4 +89,4 @@ def of_strategy(strategy: tf.distribute.Strategy) -> Topology:
     hardware = strategy.extended.tpu_hardware_feature
     # TensorFlow's class uses 4 if the hardware does not say.
     cores = hardware.num_embedding_devices_per_chip or 4
-    return Topology.parse((strategy.num_replicas_in_sync, cores))
+    return Topology.of((strategy.num_replicas_in_sync, cores))

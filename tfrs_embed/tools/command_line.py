@@ -22,8 +22,6 @@ FINE = 0
 FAILED = 1
 #: The command line or an input is wrong.
 WRONG = 2
-#: SIGINT ended the command.
-INTERRUPTED = 130
 
 EXIT_STATUS = """\
 exit status: 0: all is well. 1: the work failed, or a check found something.
@@ -109,8 +107,28 @@ def show(*lines: str, file: TextIO | None = None) -> None:
         print(printable(line), file=file)
 
 
+def attempt(work: Callable[[], None], *wrong: type[Exception]) -> int:
+    """Does the work of a command that reads files.
+
+    Returns the exit status, after it has printed an error in one line: WRONG if
+    the error is of a type in `wrong`, which says that the input is wrong.
+    """
+    try:
+        with _escaped_logs():
+            work()
+    except wrong as error:
+        return fail(error, WRONG)
+    except tf.errors.OpError as error:
+        return fail(error.message)
+    except (OSError, ValueError) as error:
+        return fail(error)
+    except MemoryError as error:
+        return fail(f"not enough memory: {error}")
+    return FINE
+
+
 @contextlib.contextmanager
-def escaped_logs() -> Iterator[None]:
+def _escaped_logs() -> Iterator[None]:
     """Makes TensorFlow's log `printable` inside: it quotes what is in files."""
 
     def escape(record: logging.LogRecord) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat.arguments import flag, integer
+from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
 
 __all__ = ["parquet_dataset"]
 
@@ -192,24 +193,6 @@ def _few(paths: Sequence[str]) -> str:
     return f"'{paths[0]}'{more}"
 
 
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            "parquet_dataset needs pyarrow: pip install 'tfrs_embed[parquet]'."
-        ) from error
-    return pyarrow
-
-
-class _File(tf.io.gfile.GFile):
-    """A file as pyarrow wants it."""
-
-    closed = False
-
-
 class _Column(NamedTuple):
     """The tensor that a column becomes.
 
@@ -284,7 +267,7 @@ class _Files:
     def __init__(
         self, paths: list[str], names: list[str], defaults: dict[str, Any]
     ) -> None:
-        self._arrow = _import_pyarrow()
+        self._arrow = import_pyarrow("parquet_dataset")
         self.paths, self._names, self._defaults = paths, names, defaults
         self.groups: list[tuple[str, int, int]] = []
         self.counts: list[int] = []
@@ -353,7 +336,7 @@ class _Files:
 
     def _open(self, path: str, **options: Any) -> Any:
         try:
-            where = _File(path, "rb") if "://" in path else path
+            where = ArrowFile(path, "rb") if "://" in path else path
             return self._arrow.parquet.ParquetFile(where, **options)
         except (
             OSError,

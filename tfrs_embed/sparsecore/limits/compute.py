@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.configs.parsing import parse
-from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import CallInputs, lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor
@@ -72,7 +72,8 @@ def compute_limits(
             feature's samples are those of TensorFlow's output_shape, if there
             is one; else those of the first batch, padded as
             `PartialTPUEmbedding` pads them.
-        topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per chip).
+        topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per
+            chip).
         optimizer: for tables that have none, as a layer's. Optimizers decide
             which tables are stacked, and how many slots they have.
         safety: factor by which the limits are raised, at least 1.
@@ -93,36 +94,16 @@ def compute_limits(
             id outside its table; or a setting out of range.
         TypeError: a value of the wrong kind.
     """
-    topology = Topology.parse(topology)
+    topology = Topology.of(topology)
     # NaN fails this, too.
     if not 1 <= safety < math.inf:
         raise ValueError(
             f"safety must be a number >= 1, got {safety!r}; 1 gives limits "
             "that just hold these batches."
         )
-    spec = parse(feature_config)
-    places = [
-        place
-        for place, feature in enumerate(spec.features)
-        if feature.table.vocabulary_size > size_threshold
-    ]
-    if not places:
-        raise ValueError(
-            f"No table has more than size_threshold={size_threshold} rows: "
-            "none is on SparseCores. Lower it."
-        )
-    # In TensorFlow's class, which has no sequences, a row of ids is a sample.
-    features = [
-        dataclasses.replace(feature, sequences=False)
-        if declares_samples(feature)
-        else feature
-        for feature in (spec.features[place] for place in places)
-    ]
-    leaves = (
-        spec.structure.flatten(batch, f"batch {number}")
-        for number, batch in enumerate(batches)
+    features, stream = _tables_on_sparse_cores(
+        batches, parse(feature_config), size_threshold
     )
-    stream = _parse(features, ([each[i] for i in places] for each in leaves))
     lookups = [each for feature in features for each in feature.lookups]
     samples: list[int | None] = [None] * len(lookups)
     if not all(map(declares_samples, lookups)):
@@ -146,14 +127,7 @@ def compute_limits(
         topology,
         sparse_core_embedding_config,
     )
-    loads = Loads(setup.layout)
-    # Zeros take no memory until they are written to.
-    seen = {
-        name: np.zeros(table.vocabulary_size, np.bool_)
-        for name, table in setup.tables.items()
-    }
-    ids_of = dict.fromkeys(setup.tables, 0)
-    number = -1
+    loads = _TableLoads(setup, lookups)
     with tasks.Task(
         "Reading",
         "batches for limits",
@@ -161,48 +135,103 @@ def compute_limits(
         "batches",
         show=progress,
     ) as task:
-        for number, bags in enumerate(task.count(stream)):
-            ids = []
-            for i, feature in zip(
-                setup.order, setup.layout.features, strict=True
-            ):
-                lookup, count = lookups[i], int(bags[i].count)
-                if count > feature.samples:
-                    raise ValueError(
-                        f"batch {number}: {lookup}: {count} samples, but the "
-                        f"first batch has room for {feature.samples}; begin "
-                        "with the largest."
-                    )
-                [of_chip] = of_chips(bags[i], feature.samples)
-                ids.append(of_chip)
-                table = lookup.table.name
-                ids_of[table] += of_chip.values.size
-                seen[table][of_chip.values] = True
-            loads.add(ids)
-    if number < 0:
-        raise ValueError(_NO_BATCHES)
-    config = loads.config(safety)
-    stack_of = setup.layout.stack_of
-    tables = [
-        TableLoad(
-            table=table.name,
-            stack=stack_of[table.name],
-            rows=table.vocabulary_size,
-            dim=table.dim,
-            ids=ids_of[table.name],
-            unique_ids=int(np.count_nonzero(seen[table.name])),
-            share=ids_of[table.name] / max(1, sum(ids_of.values())),
+        for bags in task.count(stream):
+            loads.add(bags)
+    return loads.report(safety)
+
+
+class _TableLoads:
+    """The loads of batches, and how often each table's ids occur in them."""
+
+    def __init__(
+        self, setup: CheckedConfig, lookups: Sequence[FeatureSpec]
+    ) -> None:
+        self._setup, self._loads = setup, Loads(setup.layout)
+        self._lookups = [lookups[i] for i in setup.order]
+        self._tables = list({x.table.name: x.table for x in lookups}.values())
+        # Zeros take no memory until they are written to.
+        self._seen = {
+            table.name: np.zeros(table.vocabulary_size, np.bool_)
+            for table in self._tables
+        }
+        self._ids = dict.fromkeys(self._seen, 0)
+        self._batches = 0
+
+    def add(self, bags: Sequence[BaggedIds]) -> None:
+        """Counts a batch, given the bags of each lookup."""
+        ids = []
+        for i, lookup, feature in zip(
+            self._setup.order,
+            self._lookups,
+            self._setup.layout.features,
+            strict=True,
+        ):
+            count = int(bags[i].count)
+            if count > feature.samples:
+                raise ValueError(
+                    f"batch {self._batches}: {lookup}: {count} samples, but "
+                    f"the first batch has room for {feature.samples}; begin "
+                    "with the largest."
+                )
+            [of_chip] = of_chips(bags[i], feature.samples)
+            ids.append(of_chip)
+            self._ids[lookup.table.name] += of_chip.values.size
+            self._seen[lookup.table.name][of_chip.values] = True
+        self._loads.add(ids)
+        self._batches += 1
+
+    def report(self, safety: float) -> tuple[Any, LimitsReport]:
+        """Returns the config with limits for the loads, and the report."""
+        if not self._batches:
+            raise ValueError(_NO_BATCHES)
+        setup, config = self._setup, self._loads.config(safety)
+        total = sum(self._ids.values())
+        tables = tuple(
+            TableLoad(
+                table=table.name,
+                stack=setup.layout.stack_of[table.name],
+                rows=table.vocabulary_size,
+                dim=table.dim,
+                ids=self._ids[table.name],
+                unique_ids=int(np.count_nonzero(self._seen[table.name])),
+                share=self._ids[table.name] / max(1, total),
+            )
+            for table in self._tables
         )
-        for table in spec.tables
-        if table.name in stack_of
+        stacks = tuple(
+            _stack_load(setup, name, of_stack, config)
+            for name, of_stack in self._loads.stacks.items()
+        )
+        name = setup.layout.topology.name
+        return config, LimitsReport(name, self._batches, tables, stacks)
+
+
+def _tables_on_sparse_cores(
+    batches: Iterable[Any], spec: EmbeddingSpec, size_threshold: int
+) -> tuple[list[FeatureSpec], Iterator[list[BaggedIds]]]:
+    """Returns the features of large tables, and the bags of each batch."""
+    places = [
+        place
+        for place, feature in enumerate(spec.features)
+        if feature.table.vocabulary_size > size_threshold
     ]
-    stacks = [
-        _stack_load(setup, name, of_stack, config)
-        for name, of_stack in loads.stacks.items()
+    if not places:
+        raise ValueError(
+            f"No table has more than size_threshold={size_threshold} rows: "
+            "none is on SparseCores. Lower it."
+        )
+    # In TensorFlow's class, which has no sequences, a row of ids is a sample.
+    features = [
+        dataclasses.replace(feature, sequences=False)
+        if declares_samples(feature)
+        else feature
+        for feature in (spec.features[place] for place in places)
     ]
-    return config, LimitsReport(
-        topology.name, number + 1, tuple(tables), tuple(stacks)
+    leaves = (
+        spec.structure.flatten(batch, f"batch {number}")
+        for number, batch in enumerate(batches)
     )
+    return features, _parse(features, ([x[i] for i in places] for x in leaves))
 
 
 def _parse(

@@ -121,7 +121,7 @@ class LimitsReport:
         """Writes all fields as JSON.
 
         Returns:
-            The JSON, which `from_json` and `tfrs-embed report` read.
+            The JSON, which `from_json` reads.
         """
         return strict_json.dumps(self)
 

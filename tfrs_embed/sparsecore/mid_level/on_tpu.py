@@ -39,7 +39,7 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
         require_kernels(strategy)
         found = of_strategy(strategy)
         if topology is not None:
-            asked = Topology.parse(topology)
+            asked = Topology.of(topology)
             if asked != found:
                 raise ValueError(
                     f"topology={topology!r} is {asked.chips} chips x "

@@ -122,7 +122,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         setup = check_config(
             feature_config,
             optimizer,
-            Topology.parse(topology),
+            Topology.of(topology),
             sparse_core_embedding_config,
         )
         super().__init__(setup)
@@ -158,7 +158,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         setup = check_config(
             feature_config,
             optimizer,
-            Topology.parse((num_tpu_chips, num_sc_per_chip)),
+            Topology.of((num_tpu_chips, num_sc_per_chip)),
             sparse_core_embedding_config,
         )
         loads = Loads(setup.layout)

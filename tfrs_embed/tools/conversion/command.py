@@ -15,14 +15,10 @@ import tensorflow as tf
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import value_table
 from tfrs_embed.tools.command_line import (
-    FINE,
-    INTERRUPTED,
-    WRONG,
     InputError,
     add_command,
+    attempt,
     describe,
-    escaped_logs,
-    fail,
     integer,
     show,
 )
@@ -95,13 +91,7 @@ def _add_convert(commands: Any) -> None:
     )
     add = parser.add_argument
     add("source", help=_SOURCE)
-    add("destination", help="the checkpoint to write, or SOK's folder")
-    add(
-        "--to",
-        choices=convert.TARGETS,
-        default=convert.TARGETS[0],
-        help="write files as sok.dump does instead",
-    )
+    add("destination", help="the checkpoint to write")
     add(
         "--layer",
         action="append",
@@ -133,20 +123,7 @@ def _add_convert(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """Does a command's work; returns the exit status."""
-    try:
-        with escaped_logs():
-            args.work(args)
-    except tf.errors.OpError as error:
-        return fail(error.message)
-    except InputError as error:
-        return fail(error, WRONG)
-    except (OSError, ValueError) as error:
-        return fail(error)
-    except MemoryError as error:
-        return fail(f"Not enough memory to read '{args.source}': {error}")
-    except KeyboardInterrupt:
-        return fail("interrupted.", INTERRUPTED)
-    return FINE
+    return attempt(lambda: args.work(args), InputError)
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -275,24 +252,18 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _convert(args: argparse.Namespace) -> None:
     destination = paths.resolve(args.destination, "destination")
-    convert.check_destination(destination, args.to)
+    paths.check_new_checkpoint(destination)
     contents = reading.read(args.source)
     if not contents.tables:
         raise InputError(f"'{contents.path}' {NO_TABLES}")
     tables = dict(_pair(text, "--table") for text in args.table)
     convert.rename_tables(contents, tables, args.ids)
     convert.rename_layers(contents, _layers(args.layer, contents))
-    convert.fit(contents, args.to)
-    if args.to == "checkpoint":
-        convert.set_steps(contents, args.step)
-    elif args.step is not None:
-        raise InputError("--step: SOK's files have no step.")
+    convert.fit(contents)
+    convert.set_steps(contents, args.step)
     # The bar of saving would be a second one.
     with _task("Converting", contents) as task, progress.off():
-        if args.to == "checkpoint":
-            left = convert.write_checkpoint(contents, destination, task.advance)
-        else:
-            left = convert.write_sok(contents, destination, task.advance)
+        left = convert.write_checkpoint(contents, destination, task.advance)
     _report(contents, destination, left)
 
 
@@ -353,8 +324,7 @@ def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
         ]
         show(f"{table.path}: {list(table.shape)}, {', '.join(columns)}")
     for layer, step in contents.steps.items():
-        if f"the step of '{layer}'" not in left:
-            show(f"step of '{layer}': {step}")
+        show(f"step of '{layer}': {step}")
     show(f"Written to '{path}'.")
     for note in contents.notes:
         show(f"note: {note}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Writes any checkpoint's tables as this package's checkpoints, or for SOK."""
+"""Writes any checkpoint's tables as this package's checkpoints."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.command_line import InputError
-from tfrs_embed.tools.conversion import paths, sok
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
-
-#: The formats to write: this package's checkpoints, or files as `sok.dump`
-#: writes them.
-TARGETS = ("checkpoint", "sok")
 
 
 def rename_tables(
@@ -123,11 +118,10 @@ def set_steps(contents: Contents, step: int | None) -> None:
     contents.steps |= dict.fromkeys(unknown, step or 0)
 
 
-def fit(contents: Contents, target: str) -> None:
-    """Gives columns dtypes that one of `TARGETS` has, and checks their shapes.
+def fit(contents: Contents) -> None:
+    """Gives columns dtypes that checkpoints have, and checks their shapes.
 
-    Rows of int8 or int4 and their factors become rows of float32. SOK's files
-    have float32 alone: a note names each column of another dtype.
+    Rows of int8 or int4 and their factors become rows of float32.
     """
     for i, table in enumerate(contents.tables):
         columns = {}
@@ -136,28 +130,9 @@ def fit(contents: Contents, target: str) -> None:
                 continue
             integers = column.dtype in (tf.int8, tf.dtypes.experimental.int4)
             dtype = tf.float32 if integers else column.dtype
-            if target != "checkpoint" and dtype != tf.float32:
-                contents.notes.append(
-                    f"The {name} of '{table.path}' are {dtype.name}, written "
-                    "as float32."
-                )
-                dtype = tf.float32
             columns[name] = column.as_dtype(dtype)
         contents.tables[i] = dataclasses.replace(table, columns=columns)
         contents.tables[i].check_shapes()
-
-
-def check_destination(path: str, target: str) -> None:
-    """Raises an InputError if one of `TARGETS` can't be written to a path.
-
-    Something may be there already, or the path of SOK's files not be local.
-    """
-    if target == "checkpoint":
-        paths.check_new_checkpoint(path)
-        return
-    paths.check_local(path)
-    if os.path.exists(path):
-        raise InputError(f"There is '{path}' already.")
 
 
 def write_checkpoint(
@@ -201,32 +176,6 @@ def write_checkpoint(
     with temporary_folder(_beside(path)) as folder:
         whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
         bundle.move(whole, path)
-    return left
-
-
-def write_sok(
-    contents: Contents, path: str, progress: Callable[[int], None]
-) -> list[str]:
-    """Writes tables as a folder of files of `sok.dump`.
-
-    Returns what such files can't have, in words. `progress` is called with
-    numbers of bytes that were read.
-    """
-    left = [f"the step of '{layer}'" for layer in contents.steps]
-    with temporary_folder(_beside(path)) as folder:
-        files = os.path.join(folder, "files")
-        os.mkdir(files)
-        for table in contents.tables:
-            before = len(os.listdir(files))
-            missing = sok.write(files, table, progress)
-            left += [f"{name} of '{table.path}'" for name in missing]
-            columns = table.columns.keys() - set(missing)
-            if len(os.listdir(files)) - before != len(columns) + 1:
-                raise InputError(
-                    f"'{table.path}' and another table would have files of one "
-                    "name."
-                )
-        os.rename(files, path)
     return left
 
 

@@ -33,8 +33,8 @@ def check_local(path: str) -> None:
     """Raises an InputError if a path of SOK's files has a scheme."""
     if "://" in path:
         raise InputError(
-            f"'{path}': SOK's files are read and written on local file systems "
-            "only. Copy them."
+            f"'{path}': SOK's files are read on local file systems only. "
+            "Copy them."
         )
 
 

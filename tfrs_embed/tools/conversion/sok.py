@@ -12,13 +12,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rate import LEARNING_RATE
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import (
@@ -36,18 +34,6 @@ _NAME_BYTES, _SLOT_BYTES = 256, 32
 _HEADER = _NAME_BYTES + 4 + _SLOT_BYTES + 4
 _HOLDS_KEYS, _HOLDS_ROWS, _HOLDS_SLOT = range(3)
 _DTYPES = ("i4", "i8", "u4", "u8", "f2", "f4", "f8")
-# SOK's optimizers, and their names of slots, by this package's names of slots.
-_OPTIMIZERS: Mapping[frozenset[str], tuple[str, Mapping[str, str]]] = {
-    frozenset({"accumulators"}): ("Adagrad", {"accumulators": "accumulator"}),
-    frozenset({"momenta", "velocities"}): (
-        "Adam",
-        {"momenta": "m", "velocities": "v"},
-    ),
-    frozenset({"accumulators", "linears"}): (
-        "Ftrl",
-        {"accumulators": "accumulator", "linears": "linear"},
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,51 +209,3 @@ def _sorted(keys: _File) -> tuple[np.ndarray, np.ndarray]:
             f"'{keys.path}' has the key {values[twice[0]]} more than once."
         )
     return values, order
-
-
-def write(
-    folder: str, table: Table, progress: Callable[[int], None]
-) -> list[str]:
-    """Writes a table as SOK's files, as `sok.dump` does.
-
-    Returns the names of the columns that such files can't hold. `progress` is
-    called with numbers of bytes that were written.
-    """
-    keys = np.arange(table.shape[0])
-    if table.keys is not None:
-        keys = table.keys.read(0, table.shape[0])
-    # As SOK makes files' names of variables' names.
-    name = "".join("_" if c in string.punctuation else c for c in table.path)
-    files = {PARAMETERS: (name + _VALUES_2, _header(_HOLDS_ROWS, "", "f4"))}
-    slots = table.columns.keys() - {PARAMETERS}
-    # SOK's optimizers have no slots with one number for each row.
-    if all(len(table.columns[slot].shape) == 2 for slot in slots):
-        optimizer, theirs = _OPTIMIZERS.get(frozenset(slots), ("", {}))
-        for slot, their_name in theirs.items():
-            header = _header(_HOLDS_SLOT, their_name, "f4")
-            files[slot] = f"{name}-{optimizer}-{their_name}", header
-    with open(os.path.join(folder, name + _KEYS_2), "wb") as file:
-        file.write(_header(_HOLDS_KEYS, "", "i8"))
-        file.write(keys.astype("<i8").data)
-    for slot, (file_name, header) in files.items():
-        with open(os.path.join(folder, file_name), "wb") as file:
-            file.write(header)
-            for _, rows in table.columns[slot].blocks(progress):
-                rows = rows.astype("<f4", copy=False)
-                file.write(np.ascontiguousarray(rows).data)
-    left = sorted(slots - files.keys())
-    if table.learning_rate is not None:
-        left.append(LEARNING_RATE)
-    return [*left, *table.counters]
-
-
-def _header(holds: int, slot: str, dtype: str) -> bytes:
-    """The header of a file of SOK 2."""
-    return b"".join(
-        [
-            b" " * _NAME_BYTES,
-            holds.to_bytes(4, "big"),
-            slot.rjust(_SLOT_BYTES).encode(),
-            _DTYPES.index(dtype).to_bytes(4, "big"),
-        ]
-    )

@@ -2,19 +2,16 @@
 
 `monitor` makes the reports of `reports`: `rows` reads tables, and `lookups`
 counts the lookups of batches. `callback` makes reports while Keras trains,
-`log` writes them, and `projector` writes tables for TensorBoard's projector.
-`input_waits` measures how long training waits for its input.
+and `log` writes them.
 
 Example:
     >>> statistics = tfrs_embed.monitoring.TableStatistics("logs", every=1000)
 """
 
 from tfrs_embed.tools.monitoring.callback import TableStatistics
-from tfrs_embed.tools.monitoring.input_waits import InputWaits
 from tfrs_embed.tools.monitoring.log import read_log
 from tfrs_embed.tools.monitoring.lookups import lookup_statistics
 from tfrs_embed.tools.monitoring.monitor import TableMonitor
-from tfrs_embed.tools.monitoring.projector import write_projector
 from tfrs_embed.tools.monitoring.reports import (
     DiskReport,
     FileReport,
@@ -28,7 +25,6 @@ from tfrs_embed.tools.monitoring.reports import (
 __all__ = [
     "DiskReport",
     "FileReport",
-    "InputWaits",
     "KeyReport",
     "LookupReport",
     "ReplicaReport",
@@ -38,5 +34,4 @@ __all__ = [
     "TableStatistics",
     "lookup_statistics",
     "read_log",
-    "write_projector",
 ]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import integer, integer_or_none
-from tfrs_embed.tools.monitoring.input_waits import InputWaits
 from tfrs_embed.tools.monitoring.log import StatisticsLog
 from tfrs_embed.tools.monitoring.monitor import (
     TableMonitor,
     is_layer,
     table_names,
 )
-from tfrs_embed.tools.monitoring.projector import worker_number
 from tfrs_embed.tools.monitoring.reports import StatisticsReport
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES
 
@@ -58,8 +57,6 @@ class TableStatistics(keras_versions.PlainCallback):
             first 32 are read at once and kept; each report counts their
             lookups. None: no lookups are counted. The model must have one
             layer with tables.
-        input_waits: what watches the dataset of `fit`: reports then have
-            `input_wait_share`.
 
     Attributes:
         reports: the last report of each layer.
@@ -76,7 +73,6 @@ class TableStatistics(keras_versions.PlainCallback):
         *,
         sample: int | None = 10_000,
         batches: Any = None,
-        input_waits: InputWaits | None = None,
     ) -> None:
         self._every = integer(every, "every")
         self._log_dir = log_dir
@@ -88,7 +84,6 @@ class TableStatistics(keras_versions.PlainCallback):
             if batches is None
             else list(itertools.islice(batches, MOST_BATCHES))
         )
-        self._input_waits = input_waits
         self.reports: list[StatisticsReport] = []
         self._begin()
 
@@ -128,7 +123,7 @@ class TableStatistics(keras_versions.PlainCallback):
         iterations = getattr(self._model.optimizer, "iterations", None)
         # A restored optimizer has counted steps before.
         self._step = 0 if iterations is None else int(iterations.numpy())
-        self._log = StatisticsLog(self._log_dir, worker_number())
+        self._log = StatisticsLog(self._log_dir, _worker_number())
         if any(layer._has_tables for layer in layers):
             self._report()
 
@@ -152,8 +147,6 @@ class TableStatistics(keras_versions.PlainCallback):
     def _report(self) -> None:
         assert self._log is not None
         self.reports = []
-        waits = self._input_waits
-        share = None if waits is None else waits.share()
         for layer in self._layers():
             # A layer that training doesn't call has no tables.
             names = table_names(layer) if layer._has_tables else []
@@ -165,7 +158,6 @@ class TableStatistics(keras_versions.PlainCallback):
                 id(layer), TableMonitor(layer, names, self._sample)
             )
             report = monitor.measure(self._step, self._batches)
-            report = dataclasses.replace(report, input_wait_share=share)
             self._log.write(report)
             self.reports.append(report)
 
@@ -173,3 +165,9 @@ class TableStatistics(keras_versions.PlainCallback):
         """Returns the model's layers with tables, each once."""
         found = self._model._flatten_layers()
         return list({id(x): x for x in found if is_layer(x)}.values())
+
+
+def _worker_number() -> int:
+    """Returns this process's number among the strategy's workers."""
+    resolver = tf.distribute.get_strategy().cluster_resolver
+    return int(resolver.task_id or 0) if resolver is not None else 0

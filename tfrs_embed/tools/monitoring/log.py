@@ -28,7 +28,8 @@ class StatisticsLog:
     """
 
     def __init__(self, folder: Any, worker: int = 0) -> None:
-        folder = make_folder(folder)
+        folder = os.fspath(folder)
+        tf.io.gfile.makedirs(folder)
         suffix = f".worker-{worker}" if worker else ""
         self._path = tf.io.gfile.join(folder, FILE + suffix)
         _end_last_line(self._path)
@@ -72,7 +73,6 @@ def _scalars(report: StatisticsReport) -> dict[str, float]:
             for r in found["replicas"]
         },
         f"replicas/{report.layer}": {"imbalance": found["imbalance"]},
-        "input": {"wait_share": found["input_wait_share"]},
     }
     return {
         tag: value
@@ -138,13 +138,6 @@ def _report(where: str, line: bytes) -> dict[str, Any]:
             "and 'tables'."
         )
     return report
-
-
-def make_folder(folder: Any) -> str:
-    """Makes a folder if it doesn't exist, and returns its path."""
-    folder = os.fspath(folder)
-    tf.io.gfile.makedirs(folder)
-    return folder
 
 
 def _end_last_line(path: str) -> None:

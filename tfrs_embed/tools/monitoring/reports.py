@@ -234,8 +234,6 @@ class StatisticsReport(Mapping[str, TableReport]):
         replicas: this process's replicas, if they share the tables' rows.
         disk: the process's use of disks, if a table, or what it evicts, is in
             files.
-        input_wait_share: the share of the time since the last report in which
-            training waited for its input, if an `InputWaits` measured it.
     """
 
     layer: str
@@ -243,7 +241,6 @@ class StatisticsReport(Mapping[str, TableReport]):
     tables: tuple[TableReport, ...]
     replicas: tuple[ReplicaReport, ...] = ()
     disk: DiskReport | None = None
-    input_wait_share: float | None = None
 
     def __getitem__(self, table: str) -> TableReport:
         for each in self.tables:
@@ -298,9 +295,6 @@ class StatisticsReport(Mapping[str, TableReport]):
                 f"{format_bytes(written)} to write to disks, {faults:,.1f} "
                 "page faults"
             )
-        if self.input_wait_share is not None:
-            share = f"{self.input_wait_share:.1%}"
-            lines.append(f"Waiting for input: {share} of the time")
         return "\n".join(lines)
 
 

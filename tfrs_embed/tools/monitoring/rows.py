@@ -66,7 +66,7 @@ def read(state: TableState, most: int | None) -> ReadRows:
         for block in _blocks(part, numbers):
             length = norms(block)
             lengths.append(length)
-            # Of large numbers the norm may overflow, and only the norm.
+            # The norm of large finite numbers may overflow.
             bad = block[~np.isfinite(length)].astype(np.float64)
             nonfinite += int(np.count_nonzero(~np.isfinite(bad).all(1)))
         initial = np.ones(len(numbers), bool)

@@ -8,19 +8,13 @@ table costs, `prediction` the time of a step, `search` the best choice;
 """
 
 from tfrs_embed.configs.hardware import Hardware
-from tfrs_embed.configs.plan import (
-    Plan,
-    PlanAlternative,
-    ReplicaPlan,
-    TablePlan,
-)
+from tfrs_embed.configs.plan import Plan, ReplicaPlan, TablePlan
 from tfrs_embed.tools.planner.frequent import hot_rows
 from tfrs_embed.tools.planner.planning import plan
 
 __all__ = [
     "Hardware",
     "Plan",
-    "PlanAlternative",
     "ReplicaPlan",
     "TablePlan",
     "hot_rows",

@@ -33,8 +33,6 @@ class Demand:
         number: bytes of a number of a row.
         uncut: whether the optimizer needs whole rows.
         in_files: whether the table is in files.
-        misses: of the unique ids, the share whose rows are not in memory, but
-            on the disk.
     """
 
     name: str
@@ -49,7 +47,6 @@ class Demand:
     uncut: bool = False
     number: int = FLOAT
     in_files: bool = False
-    misses: float = 0.0
 
     @property
     def row_bytes(self) -> int:

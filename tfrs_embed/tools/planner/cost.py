@@ -14,11 +14,8 @@ from tfrs_embed.distribution import hot_rows
 from tfrs_embed.distribution.bag_messages import piece_words
 from tfrs_embed.distribution.traffic import WORD
 from tfrs_embed.tools.planner.candidates import Candidate, Demand
-from tfrs_embed.tools.planner.traffic import FLOAT
 
-_PAGE = 4096  # Bytes of a page of memory, and of a read of the disk.
-
-# Of a row, for its lookup and its gradient.
+# Passes over a row, for its lookup and its gradient.
 _PASSES = 4
 # A vector that is exchanged, and its gradient, are copied into messages and out
 # of them, and the shards' parts are summed.
@@ -59,7 +56,6 @@ class Cost(NamedTuple):
         memory: bytes of a slice, or of a copy; 0 of a table by row.
         lookups: rows, or slices of rows, that are read.
         work: weighted bytes that are read and written.
-        pages: pages that the disk reads and writes.
         operations: operations, of all slices together.
         words: words of ids for a slice's owner; by vectors, of a bag.
         floats: numbers of the vectors from a slice's owner; by vectors, of a
@@ -72,26 +68,12 @@ class Cost(NamedTuple):
     memory: float
     lookups: float
     work: float
-    pages: float
     operations: float
     words: int = 0
     floats: int = 0
     bags: int = 0
     hot_floats: int = 0
     keys: float = 0.0
-
-
-def disk_pages(demand: Demand) -> float:
-    """Pages that one replica's ids take from and to the disk in a step.
-
-    A row that isn't in memory takes a page, or more if it is long, and so does
-    its part of each slot of its width. Slots of a number for each row stay in
-    memory. Each page is written, too, since the step changes it.
-    """
-    of_row = max(1.0, demand.row_bytes / _PAGE)
-    of_slot = max(1.0, demand.dim * FLOAT / _PAGE)
-    pages = of_row + demand.slot_numbers // demand.dim * of_slot
-    return 2 * demand.misses * demand.usage.unique * pages
 
 
 def _work(
@@ -108,7 +90,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
     usage, row, hot = demand.usage, demand.row_bytes, demand.usage.hot
     ids, replicas = usage.ids, len(usage.owned)
     update = 2 * demand.state_bytes / row
-    pages = disk_pages(demand)
     by_row, copy = WEIGHTS["row"], WEIGHTS["replicated"]
     if candidate.slices:
         # The owner gets the ids of all replicas. A table that is too narrow to
@@ -119,7 +100,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
             memory=demand.bytes // slices,
             lookups=ids,
             work=_work(demand, weights, ids, slices),
-            pages=pages * replicas,
             operations=slices * weights.operations,
             words=sum(
                 int(piece_words(f.most_bags, f.most_ids, int(f.ragged), 0))
@@ -135,7 +115,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
             memory=demand.bytes,
             lookups=ids,
             work=copied * moved + copy.id_bytes * ids,
-            pages=pages * replicas,
             operations=copy.operations,
             keys=usage.most_unique,
         )
@@ -147,7 +126,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
             memory=demand.hot_bytes,
             lookups=ids,
             work=_work(demand, by_row, ids) + copied * moved,
-            pages=pages,
             operations=by_row.operations + copy.operations,
             hot_floats=hot_rows.num_floats(len(hot.ids), demand.dim),
         )
@@ -161,7 +139,6 @@ def cost_of(demand: Demand, candidate: Candidate) -> Cost:
         work=_work(demand, by_row, ids - vectors)
         + _work(demand, WEIGHTS["vectors"], vectors)
         + moved,
-        pages=pages,
         operations=len(features) * WEIGHTS["vectors"].operations
         + (demand.share_by_rows > 0) * by_row.operations,
         words=sum(f.bag_size or 0 for f in features),

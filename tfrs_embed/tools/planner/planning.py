@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfrs_embed.compat.arguments import integer
@@ -14,7 +13,6 @@ from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.plan import (
     PLACEMENTS,
     Plan,
-    PlanAlternative,
     ReplicaPlan,
     TablePlan,
     format_seconds,
@@ -28,8 +26,8 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.tools.planner.candidates import Candidate, Demand
 from tfrs_embed.tools.planner.inputs import table_usage
 from tfrs_embed.tools.planner.prediction import CostModel, Step
-from tfrs_embed.tools.planner.search import best_steps
-from tfrs_embed.tools.planner.usage import TableUsage, zipf_unique
+from tfrs_embed.tools.planner.search import best_step
+from tfrs_embed.tools.planner.usage import TableUsage
 
 #: The exponent of the ids in docs/scaling.md.
 ZIPF_EXPONENT = 1.05
@@ -80,8 +78,8 @@ def plan(
             counted and keeps its placement. A table's `hot_rows` are copied
             where a plan predicts that this is faster, or where the table's
             placement is "row". If `hot_rows` is a number, the most frequent ids
-            of the batches are taken. Pages of tables with a `FileStorage` have
-            the memory that other tables leave.
+            of the batches are taken. Tables with a `FileStorage` take no
+            memory, and no time for the disk.
         batches_or_hotness: the use of tables. Either a hotness, the number of
             ids of a sample: one number for all features, or a dict with a
             number for each feature, by name or nested as the configuration. Or
@@ -98,10 +96,9 @@ def plan(
             layers take. It decides how many slots tables have. None: tables
             without an optimizer have no slots.
         batch_size: samples of one replica; only with a hotness.
-        zipf_exponent: with a hotness, and for tables in files, the exponent of
-            the ids' Zipf law: the frequency of the i-th most frequent id is
-            proportional to 1 / i ** exponent. 0: all ids of a table are equally
-            frequent.
+        zipf_exponent: with a hotness, the exponent of the ids' Zipf law: the
+            frequency of the i-th most frequent id is proportional to
+            1 / i ** exponent. 0: all ids of a table are equally frequent.
         communication_dtype: the dtype that a layer with this plan sends rows,
             vectors and gradients as: "float32", "bfloat16" or "float16".
         progress: whether to show how many batches were read, as
@@ -144,14 +141,16 @@ def plan(
         _demand(t, usage[t.name], optimizers[t.name], ELEMENT_SIZES[sent_as])
         for t in spec.tables
     ]
-    if limit is not None:
-        demands = _with_misses(demands, count * limit, zipf_exponent)
     model = CostModel(demands, machine, limit)
-    best, others = best_steps(model)
+    best = best_step(model)
     if best.excess:
-        raise _does_not_fit(model, min(best.most, others["all row"].most))
+        by_row = model.step(
+            options.get(Candidate("row"), min(options.values()))
+            for options in model.options
+        )
+        raise _does_not_fit(model, min(best.most, by_row.most))
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(model, best, others, spec, optimizers, samples, sent_as)
+    return _plan(model, best, spec, optimizers, samples, sent_as)
 
 
 def _demand(
@@ -194,78 +193,27 @@ def _demand(
     )
 
 
-def _with_misses(
-    demands: Sequence[Demand], memory: int, exponent: float
-) -> list[Demand]:
-    """Adds the ids that miss, if files have what tables leave of the memory.
-
-    The same share of each table's rows, the most frequent ones, is in memory.
-    `memory` is that of all replicas.
-    """
-    left = max(0, memory - sum(each.bytes for each in demands))
-    files = sum(d.rows * d.state_bytes for d in demands if d.in_files)
-
-    def misses(demand: Demand) -> float:
-        if not demand.in_files or left >= files:
-            return 0.0
-        rows, ids = demand.rows, demand.usage.ids
-        every, _ = zipf_unique(rows, exponent, ids)
-        here, _ = zipf_unique(rows, exponent, ids, rows * left // files)
-        return 1.0 - here / every if every else 0.0
-
-    return [dataclasses.replace(d, misses=misses(d)) for d in demands]
-
-
-def _file_bytes(model: CostModel, step: Step) -> list[int]:
-    """The files' bytes of each replica."""
-    sizes = [0] * model.replicas
-    for i, demand in enumerate(model.demands):
-        if demand.in_files:
-            ranks = step.ranks.get(i) or range(model.replicas)
-            candidate = model.candidates[step.choice[i]]
-            copied = candidate.placement == "replicated"
-            parts = 1 if copied else len(ranks)
-            for rank in ranks:
-                sizes[rank] += -(-demand.rows * demand.state_bytes // parts)
-    return sizes
-
-
 def _plan(
     model: CostModel,
     step: Step,
-    others: Mapping[str, Step],
     spec: EmbeddingSpec,
     optimizers: Mapping[str, TableOptimizer | None],
     samples: float,
     sent_as: str,
 ) -> Plan:
-    """Makes the plan of a choice, and of others by name."""
-    sent, limit = step.exchange.bytes, model.limit
-    files = _file_bytes(model, step)
-    alternatives: dict[tuple[int, ...], PlanAlternative] = {}
-    for name, other in others.items():
-        if other.choice != step.choice:
-            alternatives.setdefault(
-                other.choice,
-                PlanAlternative(
-                    name,
-                    other.seconds,
-                    other.exchange.bytes,
-                    other.most,
-                    limit is None or other.most <= limit,
-                ),
-            )
+    """Makes the plan of a choice."""
+    sent = step.exchange.bytes
     return Plan(
         replicas=model.replicas,
         hardware=model.hardware,
-        memory_per_replica=limit,
+        memory_per_replica=model.limit,
         batch_size=samples,
         tables=tuple(
             _table_plan(model, step, i, spec, optimizers[table.name])
             for i, table in enumerate(spec.tables)
         ),
         per_replica=tuple(
-            ReplicaPlan(rank, int(size), sent, float(lookups), files[rank])
+            ReplicaPlan(rank, int(size), sent, float(lookups))
             for rank, (size, lookups) in enumerate(
                 zip(step.memory, step.lookups, strict=True)
             )
@@ -274,9 +222,7 @@ def _plan(
         sent_bytes=sent,
         collectives=step.exchange.collectives,
         imbalance=step.imbalance,
-        alternatives=tuple(alternatives.values()),
         communication_dtype=sent_as,  # type: ignore[arg-type]
-        disk_seconds=step.time.disk,
     )
 
 
@@ -335,11 +281,7 @@ def _reason(model: CostModel, step: Step, index: int) -> str:
     return "; ".join(parts)
 
 
-class TablesDontFit(ValueError):
-    """The tables don't fit in the replicas' memory."""
-
-
-def _does_not_fit(model: CostModel, most: int) -> TablesDontFit:
+def _does_not_fit(model: CostModel, most: int) -> ValueError:
     """Returns the error of a search that found nothing that fits."""
     limit, demands = model.limit, model.demands
     assert limit is not None
@@ -372,7 +314,7 @@ def _does_not_fit(model: CostModel, most: int) -> TablesDontFit:
             "; no number of replicas would, as some tables can't be spread any "
             "further."
         )
-    return TablesDontFit(message + enough)
+    return ValueError(message + enough)
 
 
 def _size(size: int) -> str:

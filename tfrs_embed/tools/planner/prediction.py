@@ -30,19 +30,16 @@ from tfrs_embed.tools.planner.cost import (
 from tfrs_embed.tools.planner.traffic import StepTraffic, longest_message
 
 # The columns of costs.
-_BYTES, _LOOKUPS, _WORK, _PAGES, _OPERATIONS, _WORDS, _FLOATS, _BAGS, _HOT = (
-    range(9)
-)
+_BYTES, _LOOKUPS, _WORK, _OPERATIONS, _WORDS, _FLOATS, _BAGS, _HOT = range(8)
 
 
 class StepTime(NamedTuple):
-    """The five parts of a step's time, in seconds."""
+    """The four parts of a step's time, in seconds."""
 
     memory: float
     operations: float
     transfer: float
     latency: float
-    disk: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +115,7 @@ class CostModel:
             self.candidates += found
             self._tables += [i] * len(found)
             self._costs += [cost_of(demand, each) for each in found]
-        self._numbers = np.array(self._costs, float)[:, :9]
+        self._numbers = np.array(self._costs, float)[:, :8]
         self._slices = np.array([c.slices for c in self.candidates])
         self._moves = [
             move_time(cost, demands[i], hardware)
@@ -216,12 +213,12 @@ class CostModel:
         # The sums of slices' costs by rank.
         counts = [len(each) for each in ranks.values()]
         owners = np.array([r for each in ranks.values() for r in each], int)
-        places = owners[:, None] * 9 + np.arange(9)
+        places = owners[:, None] * 8 + np.arange(8)
         slices = np.repeat(numbers[sliced], counts, axis=0)
-        sums = np.bincount(places.ravel(), slices.ravel(), 9 * world)
-        by_rank = sums.reshape(world, 9).T
+        sums = np.bincount(places.ravel(), slices.ravel(), 8 * world)
+        by_rank = sums.reshape(world, 8).T
         memory = self._memory[choice].sum(0) + by_rank[_BYTES].astype(np.int64)
-        lookups, work, pages = (
+        lookups, work = (
             same[_LOOKUPS:_OPERATIONS, None] + by_rank[_LOOKUPS:_OPERATIONS]
         )
         exchange = StepTraffic(
@@ -230,13 +227,13 @@ class CostModel:
             if world > 1
             else (),
         )
-        hosts = range(0, world, hardware.on_host(world))
         shared = numbers[:, _OPERATIONS].sum()
         busy = work
         if hardware.shared:
-            # A host's replicas share its memory and cores, and its disk.
-            busy = np.add.reduceat(work, hosts)
-            shared *= hardware.on_host(world)
+            # A host's replicas share its memory and cores.
+            on_host = hardware.on_host(world)
+            busy = np.add.reduceat(work, range(0, world, on_host))
+            shared *= on_host
         time = StepTime(
             memory=float(busy.max()) / hardware.memory_bandwidth,
             operations=float(shared) * hardware.operation,
@@ -245,8 +242,6 @@ class CostModel:
             * hardware.levels(world)
             * hardware.latency
             + exchange.rounds * (world - 1) * hardware.message,
-            disk=float(np.add.reduceat(pages, hosts).max())
-            / hardware.disk_iops,
         )
         excess = 0
         if self.limit is not None:

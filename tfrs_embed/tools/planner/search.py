@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from tfrs_embed.configs.plan import PLACEMENTS
 from tfrs_embed.tools.planner.prediction import CostModel, Step
 
-_FEW = 700  # Of up to so many choices all are tried.
+_FEW = 700  # Up to this number of choices, all are tried.
 _BEST_SETS = 3  # So many sets of placements have more than one pass.
 _MOST = 2000  # After so many the best set of placements alone is improved.
 
@@ -34,14 +34,8 @@ def best_of(steps: Iterable[Step]) -> Step:
     return min(steps, key=lambda step: step.key)
 
 
-def best_steps(model: CostModel) -> tuple[Step, dict[str, Step]]:
-    """Finds the best choice, and others for comparison.
-
-    Returns:
-        The fastest choice that fits, else the one that is nearest to fitting;
-        and by name those with one placement of all tables; without a limit,
-        where none fits.
-    """
+def best_step(model: CostModel) -> Step:
+    """Returns the fastest choice that fits, else the nearest to fitting."""
     found = {names: _pass(model, names) for names in _SETS}
     for names in sorted(found, key=lambda names: found[names].key)[:_BEST_SETS]:
         found[names] = _passes(model, names, found[names])
@@ -50,15 +44,7 @@ def best_steps(model: CostModel) -> tuple[Step, dict[str, Step]]:
         if step is not best and model.tried > _MOST:
             break
         best = best_of([best, _passes(model, PLACEMENTS, step)])
-    best = _passes(model, PLACEMENTS, best)
-    unlimited = CostModel(model.demands, model.hardware, None)
-    others = {}
-    for name in PLACEMENTS:
-        step = found[name,]
-        others[f"all {name}"] = (
-            _pass(unlimited, [name]) if step.excess else step
-        )
-    return best, others
+    return _passes(model, PLACEMENTS, best)
 
 
 def _passes(model: CostModel, allowed: Collection[str], best: Step) -> Step:

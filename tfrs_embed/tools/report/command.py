@@ -5,17 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-import tensorflow as tf
-
-from tfrs_embed.tools.command_line import (
-    FAILED,
-    FINE,
-    WRONG,
-    describe,
-    escaped_logs,
-    fail,
-    show,
-)
+from tfrs_embed.tools.command_line import attempt, describe, show
 from tfrs_embed.tools.report.writing import write
 
 
@@ -24,8 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Makes one page of HTML with the tables' sizes, norms, dead and hot "
-        "rows, their places on replicas, and their growth over checkpoints. "
-        "docs/reports.md shows one.",
+        "rows, and their growth over checkpoints. docs/reports.md shows one.",
         "tfrs-embed report checkpoints/ logs/ --output report.html",
     )
     parser.add_argument(
@@ -33,8 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a checkpoint, a folder of some, or several of one run; an "
-        "exported model; the JSON of a plan or of a limits report; or a "
-        "folder of tfrs_embed.monitoring",
+        "exported model; or a folder of tfrs_embed.monitoring",
     )
     parser.add_argument(
         "--output",
@@ -53,16 +41,9 @@ def run(args: argparse.Namespace) -> int:
         The process's exit status: 2 if the input is wrong, 1 if it is damaged
         or the page can't be made.
     """
-    try:
-        with escaped_logs():
-            write(args.paths, args.output)
-    except (FileNotFoundError, ValueError) as error:
-        return fail(error, WRONG)
-    except tf.errors.OpError as error:
-        return fail(error.message, FAILED)
-    except (ImportError, OSError) as error:
-        return fail(error, FAILED)
-    except MemoryError as error:
-        return fail(f"not enough memory: {error}", FAILED)
-    show(f"Written to '{args.output}'.")
-    return FINE
+
+    def work() -> None:
+        write(args.paths, args.output)
+        show(f"Written to '{args.output}'.")
+
+    return attempt(work, FileNotFoundError, ValueError)

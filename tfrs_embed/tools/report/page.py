@@ -74,8 +74,8 @@ def sections(
 ) -> list[Section]:
     """Returns sections with pictures of columns, and tables of last values.
 
-    A number that varies with x is drawn as a line for each object. Of the
-    others, bytes and shares are drawn as bars.
+    A number that varies with x is drawn as a line for each object. Bytes and
+    shares that don't vary are drawn as bars.
 
     Args:
         kind: the kind of the objects, such as "table".

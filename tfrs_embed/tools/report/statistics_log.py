@@ -28,7 +28,6 @@ _REPLICAS = {"Replicas": ("unique_keys", "bytes")}
 _LAYERS = {
     "Imbalance of replicas": ("imbalance",),
     "Disks": ("disk",),
-    "Waits for input": ("input_wait_share",),
 }
 
 # By an object's name, by step.

@@ -58,21 +58,18 @@ def render(paths: Paths) -> str:
     All values of the tables are read, in blocks.
 
     Example:
-        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
-        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
-        >>> config, limits = tfrs_embed.sparsecore.compute_limits(
-        ...     batches, features, "v5p-8", "adagrad", progress=False
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
         ... )
-        >>> import pathlib
-        >>> written = pathlib.Path("limits.json").write_text(limits.to_json())
-        >>> tfrs_embed.report.render("limits.json").splitlines()[0]
+        >>> layer.build()
+        >>> saved = tf.train.Checkpoint(layer=layer).save("run/checkpoint")
+        >>> tfrs_embed.report.render(saved).splitlines()[0]
         '<!DOCTYPE html>'
 
     Args:
         paths: a path or several, each of a checkpoint, or a folder of
-            checkpoints; an exported model's folder; the JSON of a `Plan` or of
-            a `LimitsReport`, whose name ends in ".json"; or a folder that
+            checkpoints; an exported model's folder; or a folder that
             `TableStatistics` writes. Several checkpoints must be of one run:
             the report shows their growth.
 

@@ -40,7 +40,7 @@ def preprocess(
     )
     layout = Layout(
         [feature for _, feature in flat_features],
-        Topology.parse((num_replicas_in_sync, num_sc_per_chip)),
+        Topology.of((num_replicas_in_sync, num_sc_per_chip)),
         config,
     )
     return fill(layout, flat_inputs, flat_weights)

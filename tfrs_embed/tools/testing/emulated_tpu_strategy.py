@@ -64,8 +64,8 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
         topology: the slice, a `tfrs_embed.sparsecore.Topology`.
 
     Args:
-        topology: the slice's name as `tpu_check.Slice.of` takes it, such as
-            "v5p-8" or "v6e:2x2", or a pair (chips, sparse_cores_per_chip).
+        topology: the slice's name as `tpu_check.Slice.of` takes it, such
+            as "v5p-8" or "v6e:2x2", or a pair (chips, sparse_cores_per_chip).
 
     Raises:
         ValueError: the topology does not exist.
@@ -79,7 +79,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
 
     def __init__(self, topology: str | tuple[int, int] | Topology) -> None:
         require_sparse_core_api()
-        self.topology = Topology.parse(topology)
+        self.topology = Topology.of(topology)
         _make_logical_cpus(self.topology.chips)
         # TPUStrategy's own __init__ looks for TPUs.
         tf.distribute.Strategy.__init__(

@@ -1,7 +1,7 @@
 """Checks programs for TPUs, on a machine that has none.
 
 Example:
-    >>> print(tfrs_embed.tpu_check.Slice.parse("v5p-8"))
+    >>> print(tfrs_embed.tpu_check.Slice.of("v5p-8"))
     v5p:2x2x1 (4 chips of 4 SparseCores)
 """
 

@@ -84,7 +84,7 @@ def check(
         TypeError: `topology` is not a name.
         Exception: an error of the code itself.
     """
-    tpu_slice = Slice.parse(topology)
+    tpu_slice = Slice.of(topology)
     tpu_library.require()
     compiler = compiler or Compiler.find()
     passes.start()  # While the code is traced.
@@ -129,7 +129,7 @@ def check(
         reason,
         tuple(recorder.ended),
         recorder.ended_by,
-        advice.warnings(tpu_slice, recorder.functions, uses),
+        advice.warnings(recorder.functions, uses),
     )
 
 

@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         required=True,
-        type=checked(Slice.parse),
+        type=checked(Slice.of),
         metavar="SLICE",
         help="such as v5p:2x2x1, v5p-8 or v6e-4",
     )

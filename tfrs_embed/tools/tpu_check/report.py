@@ -71,9 +71,8 @@ class Report:
         not_compiled: why nothing was compiled, or None.
         ended: names of functions whose second call stopped a loop of the code.
         ended_by: another error that stopped the code, or None.
-        warnings: sentences about things that TPUs accept and training may
-            suffer from: default limits, ids that may be dropped, pipelining
-            that has no effect, a step that updates no table, several hosts.
+        warnings: sentences about what TPUs accept and training loses: ids that
+            may be dropped, a step that updates no table.
     """
 
     slice: Slice
