@@ -191,9 +191,11 @@ class PlainKeys:
             rows = self._published(rows)
         if len(new):
             version = self._mark(new)
-            self._last_spare = self._last_spare if commits else new[-1]
-            self._unpublished += [version] * commits
-            del self._unpublished[:-_MOST_UNPUBLISHED]
+            if commits:
+                self._unpublished.append(version)
+                del self._unpublished[:-_MOST_UNPUBLISHED]
+            else:
+                self._last_spare = new[-1]
         if commits and not lacking:
             rejected = self._keep(known)
             last = len(new), len(gone), rejected, hits
