@@ -16,13 +16,12 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 from tfrs_embed.checkpoint.names import DELTA, SUFFIX, is_plain
 from tfrs_embed.checkpoint.rows import (
     KEYS,
@@ -32,6 +31,9 @@ from tfrs_embed.checkpoint.rows import (
 )
 from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
 from tfrs_embed.ops.update import PARAMETERS
+
+if TYPE_CHECKING:
+    from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 
 # So many rows in a row are skipped, and not read.
 _GAP = 64

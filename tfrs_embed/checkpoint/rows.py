@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,10 +22,12 @@ from tfrs_embed.checkpoint.bundle import (
     in_slices,
     wait_for_hosts,
 )
-from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 from tfrs_embed.checkpoint.names import in_delta, name_in, sibling
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
+
+if TYPE_CHECKING:
+    from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"

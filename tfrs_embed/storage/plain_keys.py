@@ -191,9 +191,11 @@ class PlainKeys:
             rows = self._published(rows)
         if len(new):
             version = self._mark(new)
-            self._last_spare = self._last_spare if commits else new[-1]
-            self._unpublished += [version] * commits
-            del self._unpublished[:-_MOST_UNPUBLISHED]
+            if commits:
+                self._unpublished.append(version)
+                del self._unpublished[:-_MOST_UNPUBLISHED]
+            else:
+                self._last_spare = new[-1]
         if commits and not lacking:
             rejected = self._keep(known)
             last = len(new), len(gone), rejected, hits
@@ -283,6 +285,8 @@ class PlainKeys:
         Returns the keys to evict, the capacity, and how many rows lack.
         """
         rules, needed = self._rules, len(self._live) + admitted
+        if needed <= self._capacity:
+            return [], self._capacity, 0
         others = {k: v for k, v in self._live.items() if k not in known}
         # Expired keys are evicted before the capacity grows, others after.
         gone = 0
@@ -303,6 +307,8 @@ class PlainKeys:
         rules = self._rules
         if rules.threshold:
             return occurrences >= rules.threshold
+        if rules.probability == 1:
+            return True
         bits = _mix((rules.seed & _BITS) ^ _mix(key & _BITS))
         uniform = (_mix(bits + number) >> 11) * 2.0**-53
         return bool(uniform < 1 - (1 - rules.probability) ** occurrences)
@@ -338,8 +344,9 @@ class PlainKeys:
 
     def _free_rows(self) -> np.ndarray:
         """Returns the rows without a key."""
-        used = [row for row, *_ in self._live.values()]
-        return np.setdiff1d(np.arange(FIRST_ROW, len(self._written)), used)
+        free = np.arange(len(self._written)) >= FIRST_ROW
+        free[[row for row, *_ in self._live.values()]] = False
+        return np.flatnonzero(free)
 
     def _published(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows, `ABSENT` for those whose commit is unpublished."""
