@@ -188,6 +188,13 @@ class Rows(CheckpointValue):
         return self.gather_rows(rows)
 
     @abc.abstractmethod
+    def local(self) -> list[tuple[Any, tf.Variable]]:
+        """This process's parts and their variables, which may be written.
+
+        None if that would leave copies of rows behind.
+        """
+
+    @abc.abstractmethod
     def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
         """Writes rows, [n, dim] or [n], by their unique numbers."""
 
@@ -340,6 +347,9 @@ class VariableRows(Rows):
 
     def held(self) -> list[HeldRows]:
         return [HeldRows(self.shape[0], self.nbytes, self.gather_rows)]
+
+    def local(self) -> list[tuple[Any, tf.Variable]]:
+        return [(None, copy) for copy in self._copies]
 
     def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         return read_variable(self._copies[0], rows)

@@ -12,6 +12,7 @@ from tfrs_embed import kernels
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.compat import keras_versions, strategies
+from tfrs_embed.compat.arguments import finite
 from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import Placement
@@ -197,6 +198,60 @@ class TableHolder(SavedLayer):
             with tf.init_scope(), tf.device("CPU:0"):
                 rows = tf.cast(rows, known[name].dtype)
             known[name].assign(rows)
+
+    def assign_moving_average(self, other: Any, rate: float) -> None:
+        """Moves all tables towards those of another layer.
+
+        Each row becomes rate * row + (1 - rate) * the other's row: target
+        networks and averages of weights (Polyak & Juditsky, "Acceleration of
+        Stochastic Approximation by Averaging", 1992) are kept so. A table with
+        `DynamicKeys` gets the other's keys: new ones with the other's rows.
+        Slots stay. It works in blocks on the devices that hold the tables if
+        both layers place them alike, else through the host. Call it eagerly,
+        between steps; with several workers, all of them.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig("movie", 20_000, 2, "zeros")
+            >>> feature = tfrs_embed.FeatureConfig("movie", table)
+            >>> layer, average = (
+            ...     tfrs_embed.PartialTPUEmbedding(feature, "sgd", name=name)
+            ...     for name in ("layer", "average")
+            ... )
+            >>> layer.build()
+            >>> layer.tables["movie"].assign([7], [[1, 2]])
+            >>> average.build()
+            >>> average.assign_moving_average(layer, rate=0.5)
+            >>> average(tf.constant([7])).numpy().tolist()
+            [[0.5, 1.0]]
+
+        Args:
+            other: a layer with tables of the same names.
+            rate: the share of this layer's own rows, in [0, 1].
+
+        Raises:
+            TypeError: the rate is not a number.
+            ValueError: it is not in [0, 1]; the tables' names, shapes or keys
+                differ; a table isn't made yet, or has rows of two bytes; or
+                there is no room for keys. Then nothing has changed.
+        """
+        # Imported here, as few programs average tables.
+        from tfrs_embed.storage import moving_average
+
+        rate = finite(rate, f"Layer '{self.name}': rate")
+        if not 0 <= rate <= 1:
+            raise ValueError(
+                f"Layer '{self.name}': rate must be in [0, 1], got {rate}."
+            )
+        names = [list(each.tables) for each in (self, other)]
+        if sorted(names[0]) != sorted(names[1]):
+            raise ValueError(
+                f"Layer '{self.name}' has the tables {names[0]}, the other "
+                f"layer {names[1]}."
+            )
+        for name, table in self.tables.items():
+            moving_average.check(table, other.tables[name])
+        for name, table in self.tables.items():
+            moving_average.average(table, other.tables[name], rate)
 
     def evict(self, table: str, count: int | None = None) -> int:
         """Takes rows from keys of a table with `DynamicKeys`.

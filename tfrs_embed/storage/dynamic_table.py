@@ -212,7 +212,7 @@ class DynamicTable(TableState):
     def _numbers(self, ids: Any) -> np.ndarray:
         return _as_keys(self.spec, ids)
 
-    def _assign(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
+    def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         rows = self.built("assign")
         rows.add(ids, int(np.asarray(self._step)))
         rows.write_for(PARAMETERS, ids, vectors)

@@ -281,6 +281,11 @@ class ShardedVariable(CompositeVariable, Rows):
         with tf.device("CPU:0"):
             return rows[:, : self.shape[1]]
 
+    def local(self) -> list[tuple[Any, tf.Variable]]:
+        if self._on_write is not None:
+            return []
+        return list(zip(self._parts, self._variables, strict=True))
+
     def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
         """Sets rows, [n, dim] or [n]; keeps those that this process has."""
         for part, variable in zip(self._parts, self._variables, strict=True):

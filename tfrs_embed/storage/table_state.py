@@ -306,7 +306,7 @@ class TableState(Trackable, TrackedTable):
                 f"{unique[counts > 1][0]} {counts.max()} times."
             )
         rows = _as_vectors(vectors, (len(known), self.spec.dim), where)
-        self._assign(known, rows)
+        self.assign_numbers(known, rows)
 
     def _numbers(self, ids: Any) -> np.ndarray:
         """Returns ids as numbers of rows, [n] int64; see `assign`."""
@@ -324,8 +324,8 @@ class TableState(Trackable, TrackedTable):
             )
         return given.astype(np.int64)
 
-    def _assign(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
-        """Sets rows of unique ids."""
+    def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
+        """Sets rows of unique ids, or keys, [n] int64; see `assign`."""
         saved = self.saved[PARAMETERS]
         saved.write_rows(ids, tf.cast(vectors, saved.dtype))
         if self.is_tracked:

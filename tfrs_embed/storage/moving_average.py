@@ -1,0 +1,90 @@
+"""Moving averages of tables: target networks, averages of weights."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.rows import Rows, scatter
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.table_state import TableState
+
+
+def check(mine: TableState, other: TableState) -> None:
+    """Raises a ValueError if a table can't be the average of another."""
+    where = f"Table '{mine.spec.name}'"
+    for table in (mine, other):
+        if PARAMETERS not in table.variables:
+            raise ValueError(
+                f"{where} isn't made yet: call or build its layer first."
+            )
+    kinds = [
+        (t.spec.dim, t.spec.keys and t.spec.keys.dtype) for t in (mine, other)
+    ]
+    if kinds[0] != kinds[1] or (
+        mine.spec.keys is None
+        and mine.spec.vocabulary_size != other.spec.vocabulary_size
+    ):
+        raise ValueError(f"{where}: the other table has another shape or keys.")
+    if mine.spec.keys is not None:
+        keyed, theirs = cast(Any, mine), cast(Any, other)
+        keyed.built("assign_moving_average").room.require(theirs.keys())
+    dtype = tf.as_dtype(mine.spec.dtype)
+    if dtype.size < 4:
+        raise ValueError(
+            f"{where}: rows of {dtype.name} would lose small changes: give the "
+            "table that is the average float32."
+        )
+
+
+def average(mine: TableState, other: TableState, rate: float) -> None:
+    """Makes rows rate * row + (1 - rate) * the other table's row."""
+    if mine.spec.keys is not None:
+        _average_keys(cast(Any, mine), cast(Any, other), rate)
+        return
+    ours: Rows = mine.saved[PARAMETERS]
+    theirs: Rows = other.saved[PARAMETERS]
+    here, there = ours.local(), theirs.local()
+    alike = [p for p, _ in here] == [p for p, _ in there]
+    if here and alike:
+        for (_, variable), (_, given) in zip(here, there, strict=True):
+            for start, size in blocks(variable.shape.as_list(), tf.float32):
+                with tf.device(variable.device):
+                    rows = tf.range(start, start + size)
+                    mean = _blend(
+                        tf.gather(variable, rows), tf.gather(given, rows), rate
+                    )
+                scatter(variable, rows, mean)
+    else:
+        for start, size in blocks(ours.shape.as_list(), tf.float32):
+            numbers = range(start, start + size)
+            before, given = (
+                each.collect_rows(numbers) for each in (ours, theirs)
+            )
+            ours.write_rows(numbers, _blend(before, given, rate))
+    mine.assigned()
+
+
+def _blend(before: tf.Tensor, given: tf.Tensor, rate: float) -> tf.Tensor:
+    given = tf.cast(given, before.dtype)
+    return before + (given - before) * (1.0 - rate)
+
+
+def _average_keys(mine: Any, other: Any, rate: float) -> None:
+    """Averages the rows of keys; the table then has the other's keys.
+
+    New keys get the other's rows.
+    """
+    keys, known = other.keys(), mine.keys()
+    mine.remove(np.setdiff1d(known, keys))
+    dim = mine.spec.dim
+    for start, size in blocks([len(keys), dim], tf.float32):
+        some = keys[start : start + size]
+        rows = other.variables[PARAMETERS].collect_rows(some)
+        old = np.isin(some, known)
+        before = mine.variables[PARAMETERS].collect_rows(some[old])
+        rows[old] = before + (rows[old] - before) * np.float32(1.0 - rate)
+        mine.assign_numbers(some, tf.constant(rows))
