@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfrs_embed
 from keras_under_test import layers
 from process_tiers import on
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
