@@ -67,7 +67,7 @@ def test_slices_of_rows_are_found(tmp_path, step, first):
     writer = BundleWriter(str(tmp_path / "part"))
     for start in [*range(0, 300, step)]:
         rows = tf.constant(values[start : start + step])
-        writer.add_rows(name, shape, first + start, rows)
+        writer.add(name, rows, shape, first + start)
     merge(writer.finish(), str(tmp_path / "c"))
     reader = BundleReader(str(tmp_path / "c"))
     for start, size in [(6, 3), (0, 300)]:
@@ -84,7 +84,7 @@ def test_a_table_of_large_slices_is_read_from_the_files(
     writer = BundleWriter(str(tmp_path / "part"))
     for start in range(0, 300, 100):
         rows = tf.constant(values[start : start + 100])
-        writer.add_rows(VALUE, [300, 5], start, rows)
+        writer.add(VALUE, rows, [300, 5], start)
         writer.flush()
     merge(writer.finish(), str(tmp_path / "c"))
     reader = BundleReader(str(tmp_path / "c"))
@@ -261,7 +261,7 @@ def two_tensors(folder):
     writer.add("a", values)
     writer.add("b", values + 8)
     for start in (0, 2):
-        writer.add_rows("slices", [4, 2], start, tf.constant(values[:2]))
+        writer.add("slices", tf.constant(values[:2]), [4, 2], start)
     writer.add("text", "hello")
     merge(writer.finish(), str(folder / "c"))
     return str(folder / "c")

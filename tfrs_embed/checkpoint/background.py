@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 from tfrs_embed.checkpoint import bundle, chain
-from tfrs_embed.checkpoint.rows import CheckpointValue, TrackedTable
+from tfrs_embed.checkpoint.change_tracking import TrackedTable
+from tfrs_embed.checkpoint.rows import (
+    CheckpointValue,
+    Save,
+)
 
 
 class BackgroundFile:
@@ -37,13 +41,12 @@ class BackgroundFile:
         self.path, self.moments = path, dict(moments)
         self.link = chain.Link.first()
         self.error: Exception | None = None
-        seen: dict[Any, Any] = {}
-        later = {
-            key: saved.save_later(seen)
+        save = Save(in_background=True)
+        self._slices = [
+            saved.slices(key, save)
             for key, saved in found.items()
             if saved.table in self.moments
-        }
-        self._later = {key: s for key, s in later.items() if s is not None}
+        ]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -65,15 +68,14 @@ class BackgroundFile:
         try:
             writer = bundle.BundleWriter(f"{self.path}_temp/part")
             writer.add(chain.HEADER, self.link.header())
-            for key, later in self._later.items():
-                for add in later(key, writer):
-                    if self._stop.is_set():
-                        raise InterruptedError("The process ends.")
-                    add()
+            for each in itertools.chain.from_iterable(self._slices):
+                if self._stop.is_set():
+                    raise InterruptedError("The process ends.")
+                writer.add(*each)
             bundle.merge(writer.finish(), self.path)
         except Exception as error:
             self.error = error
-        self._later = {}
+        self._slices = []
 
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +40,49 @@ def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
         yield start, min(size, rows - start)
 
 
+class TensorSlice(NamedTuple):
+    """A tensor to save, or rows of it.
+
+    Attributes:
+        name: the whole tensor's name in the checkpoint.
+        value: the tensor, or the rows.
+        shape: the whole tensor's shape; None: `value` is the whole.
+        start: the number of the first row in the whole tensor.
+        column: the first column, if the rows have some of the columns.
+    """
+
+    name: str
+    value: Any
+    shape: Sequence[int] | None = None
+    start: int = 0
+    column: int | None = None
+
+
+def in_slices(
+    name: str,
+    shape: Sequence[int],
+    read: Callable[[int, int], tf.Tensor],
+    start: int = 0,
+    total: int | None = None,
+) -> Iterator[TensorSlice]:
+    """Yields rows in blocks.
+
+    Args:
+        name: the whole tensor's name.
+        shape: the rows' shape, [n, ...].
+        read: returns rows by the number of the first one, below n, and how
+            many there are.
+        start: the number of the first row in the whole tensor.
+        total: how many rows the whole tensor has; None: n.
+    """
+    count, *row = shape
+    total = count if total is None else total
+    if total == 0:
+        yield TensorSlice(name, read(0, 0))
+    for first, size in blocks(shape, tf.float32):
+        yield TensorSlice(name, read(first, size), [total, *row], start + first)
+
+
 class BundleWriter:
     """Writes a checkpoint's tensors as parts, whose paths begin with `prefix`.
 
@@ -62,49 +105,28 @@ class BundleWriter:
         self._error: tf.errors.OpError | None = None
         self._hosts: set[str] = set()  # Those that wrote.
 
-    def add(self, name: str, value: Any, slice_: str = "") -> None:
-        """Adds a whole tensor, or a slice that `slice_spec` describes."""
+    def add(
+        self,
+        name: str,
+        value: Any,
+        shape: Sequence[int] | None = None,
+        start: int = 0,
+        column: int | None = None,
+    ) -> None:
+        """Adds the `TensorSlice` of these attributes."""
         if self._error is not None:
             return
         with tf.device("CPU:0"):
             value = tf.convert_to_tensor(value)
-        self._pending.append((name, slice_, value))
+        spec = ""
+        if shape is not None:
+            spec = slice_spec(shape, start, value.shape[0])
+        if column is not None:
+            spec = f"{spec.rpartition(':')[0]}:{column},{value.shape[1]}"
+        self._pending.append((name, spec, value))
         self._bytes += value.shape.num_elements() * value.dtype.size
         if self._bytes >= PART_BYTES:
             self.flush()
-
-    def add_rows(
-        self,
-        name: str,
-        shape: Sequence[int],
-        start: int,
-        rows: tf.Tensor,
-        column: int | None = None,
-    ) -> None:
-        """Adds rows of a tensor of `shape`, from row `start` on.
-
-        With `column`, the rows have some of the columns, from that one on.
-        """
-        spec = slice_spec(shape, start, rows.shape[0])
-        if column is not None:
-            spec = f"{spec.rpartition(':')[0]}:{column},{rows.shape[1]}"
-        self.add(name, rows, spec)
-
-    def add_blocks(
-        self,
-        name: str,
-        rows: tf.Tensor,
-        total: int | None = None,
-        first: int = 0,
-    ) -> None:
-        """Adds a tensor in blocks, or rows from `first` on of `total` rows."""
-        count, *row = rows.shape
-        shape = [count if total is None else total, *row]
-        if shape[0] == 0:
-            self.add(name, rows)
-        for start, size in blocks(rows.shape, rows.dtype):
-            block = rows[start : start + size]
-            self.add_rows(name, shape, first + start, block)
 
     def flush(self) -> None:
         """Writes the tensors that were added."""

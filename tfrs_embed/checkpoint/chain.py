@@ -16,7 +16,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,12 +27,13 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    ChangedRows,
     CheckpointValue,
-    TrackedTable,
 )
 from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
 from tfrs_embed.ops.update import PARAMETERS
+
+if TYPE_CHECKING:
+    from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 
 # So many rows in a row are skipped, and not read.
 _GAP = 64
@@ -90,14 +91,6 @@ class UnfinishedFile(NamedTuple):
     link: Link
     changed: Mapping[TrackedTable, ChangedRows]
     found: dict[str, CheckpointValue]
-
-    def counts(self) -> dict[Any, tuple[int, ...]]:
-        """The numbers of changed rows, for `Session`."""
-        found: dict[Any, tuple[int, ...]] = {}
-        for table, changed in self.changed.items():
-            found[table] = changed.shards
-            found[table, REMOVED] = (len(changed.removed),)
-        return found
 
 
 # Each variable that is made after a restore is restored by itself: as long as

@@ -14,8 +14,8 @@ from absl import logging
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.background import BackgroundFile
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks, unwritten
+from tfrs_embed.checkpoint.change_tracking import TrackedTable, end_moments
 from tfrs_embed.checkpoint.listing import BASE, ChainFolder, latest, remove
-from tfrs_embed.checkpoint.rows import TrackedTable, end_moments
 from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers

@@ -7,14 +7,14 @@ iterator's state, which was pending until then.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader, message_of
-from tfrs_embed.checkpoint.rows import CheckpointValue
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice, message_of
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save
 from tfrs_embed.compat.private_tensorflow import Trackable
 
 _CHILD = "input"
@@ -148,10 +148,10 @@ class _Numbers(Trackable, CheckpointValue):
     def __init__(self, position: FitPosition) -> None:
         self._position = position
 
-    def save(self, key: str, session: Session) -> None:
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
         position = self._position
         numbers = [position.epoch, position.step, position.steps]
-        session.writer().add(key, np.array(numbers, np.int64))
+        return [TensorSlice(key, np.array(numbers, np.int64))]
 
     def check(self, key: str, reader: BundleReader) -> None:
         if reader.shapes[key] != [3] or reader.dtypes[key] != tf.int64:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice
 from tfrs_embed.checkpoint.names import in_delta, sibling
-from tfrs_embed.checkpoint.rows import CheckpointValue
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
@@ -34,15 +34,9 @@ class SavedRate(Trackable, CheckpointValue):
         self.name = name
         self._optimizer = optimizer
 
-    def value(self) -> np.ndarray | None:
-        """The rate; None if it is computed."""
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
         variable = self._optimizer.rate.variable
-        return None if variable is None else np.asarray(variable.numpy())
-
-    def save(self, key: str, session: Session) -> None:
-        value = self.value()
-        if value is not None:
-            session.writer().add(key, value)
+        return [] if variable is None else [TensorSlice(key, variable.numpy())]
 
     def check(self, key: str, reader: BundleReader) -> None:
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
@@ -92,4 +86,4 @@ class SavedRate(Trackable, CheckpointValue):
         return True
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, self.value)
+        copy_for_saving(self, object_map)

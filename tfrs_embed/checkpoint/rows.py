@@ -5,12 +5,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,13 +17,17 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.bundle import (
     BundleReader,
-    BundleWriter,
+    TensorSlice,
     blocks,
+    in_slices,
     wait_for_hosts,
 )
 from tfrs_embed.checkpoint.names import in_delta, name_in, sibling
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
+
+if TYPE_CHECKING:
+    from tfrs_embed.checkpoint.change_tracking import ChangedRows, TrackedTable
 
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
@@ -39,8 +42,8 @@ REMOVED = "removed"
 #: The name of the factors of int8 and int4 rows in an exported model.
 SCALE = "scale"
 
-#: Writes a value block by block: each item of the iterator writes one.
-Later = Callable[[str, BundleWriter], Iterator[Callable[[], None]]]
+#: Numbers of rows: any, [n] int64, or those of a range.
+RowNumbers = np.ndarray | range
 #: Makes a table's initial rows from a row on, in blocks: (first row, rows).
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
 
@@ -54,85 +57,6 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
         "a number for each value, as with other optimizers. Neither can be "
         "made of the other. Restore with the optimizer it was saved with."
     )
-
-
-class ChangedRows(NamedTuple):
-    """The rows of a table that have changed since a moment.
-
-    They are those that this process holds.
-
-    Attributes:
-        rows: [n] int64 ascending, the numbers of the changed rows; of a table
-            of keys the changed keys, shard after shard, with new ones.
-        removed: [r] int64, the keys that have lost their rows, in any order.
-        shards: each local shard's number of `rows`; one number if they are in
-            the order of the table.
-    """
-
-    rows: np.ndarray
-    removed: np.ndarray
-    shards: tuple[int, ...]
-
-
-class TrackedTable(abc.ABC):
-    """A table whose changes can be tracked.
-
-    Attributes:
-        restored_from: the checkpoint from which it was last restored; None: it
-            never was, or lost sight of its changes since.
-        known_since: the first moment after which all changes are known.
-        strategy: the strategy under which it is made; None: unknown.
-        moments: what numbers its moments, an object for all tables of an
-            engine; None: its changes can't be tracked.
-    """
-
-    moments: Any = None
-    strategy: tf.distribute.Strategy | None = None
-    restored_from: str | None = None
-    known_since = 0
-
-    @property
-    @abc.abstractmethod
-    def is_tracked(self) -> bool:
-        """Whether the table's changes are tracked."""
-
-    @abc.abstractmethod
-    def track_changes(self) -> None:
-        """Begins to track changes.
-
-        Raises:
-            NotImplementedError: they can't be tracked.
-            RuntimeError: a training step was traced before.
-        """
-
-    @abc.abstractmethod
-    def moment(self) -> int:
-        """Ends a moment, and returns its number."""
-
-    @abc.abstractmethod
-    def changed(self, since: int) -> ChangedRows:
-        """Returns what has changed since a moment."""
-
-    @abc.abstractmethod
-    def restored(self, prefix: str | None) -> None:
-        """Begins anew, when a checkpoint `prefix` is restored."""
-
-    @abc.abstractmethod
-    def assigned(self) -> None:
-        """Notes that all rows may have changed."""
-
-
-def end_moments(tables: Iterable[TrackedTable]) -> dict[TrackedTable, int]:
-    """Ends the present moment of tracked tables; returns its number by table.
-
-    Tables of one engine share their moments, of which there are not too many.
-    """
-    tracked = [table for table in tables if table.is_tracked]
-    ended: dict[Any, int] = {}
-    for table in tracked:
-        if table.moments not in ended:
-            ended[table.moments] = table.moment()
-    return {table: ended[table.moments] for table in tracked}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,6 +76,27 @@ class HeldRows:
     keys: np.ndarray | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Save:
+    """A save of several values.
+
+    Attributes:
+        changed: the tables of which only changed rows are saved, and these.
+        in_background: whether training goes on meanwhile.
+        shared: what values of a table share, by an object of their own.
+    """
+
+    changed: Mapping[TrackedTable, ChangedRows] = dataclasses.field(
+        default_factory=dict
+    )
+    in_background: bool = False
+    shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def changed_in(self, table: TrackedTable | None) -> ChangedRows | None:
+        """Returns a table's changed rows; None: all rows are saved."""
+        return None if table is None else self.changed.get(table)
+
+
 class CheckpointValue(abc.ABC):
     """A value that this library saves and restores, in blocks.
 
@@ -164,6 +109,8 @@ class CheckpointValue(abc.ABC):
         exporting: whether TensorFlow is writing a SavedModel, in which the
             value must be a plain variable.
         table: the table to which the value belongs; None: it belongs to none.
+        replicas: the replicas whose workers each write a part; None: this
+            process writes the value.
     """
 
     name: str
@@ -173,6 +120,7 @@ class CheckpointValue(abc.ABC):
     growing = False
     exporting = False
     table: TrackedTable | None = None
+    replicas: Replicas | None = None
 
     def held(self) -> list[HeldRows]:
         """The rows that this process holds as a whole, without a collective."""
@@ -184,23 +132,12 @@ class CheckpointValue(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def save(self, key: str, session: Session) -> None:
-        """Writes the value under a key."""
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
+        """Returns what this process writes of the value, one after the other.
 
-    def save_changed(
-        self, key: str, session: Session, changed: ChangedRows
-    ) -> None:
-        """Writes the values of the table's changed rows; see `deltas`."""
-        self.save(key, session)
-
-    def save_later(self, seen: dict[Any, Any]) -> Later | None:
-        """Returns what writes the value while training goes on.
-
-        Called between steps. It may write rows as they are then or later.
-        `seen` is for what values of a table share. None: deltas hold the value
-        whole.
+        Called between steps. In the background, rows may be read then or
+        later, and a value that each delta holds as a whole returns nothing.
         """
-        return None
 
     @abc.abstractmethod
     def check(self, key: str, reader: BundleReader) -> None:
@@ -232,15 +169,18 @@ class Rows(CheckpointValue):
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 
-    @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows [size, dim] or [size], in the host's memory."""
+        """Returns rows [size, dim] or [size], in the host's memory.
+
+        If workers divide the table, all must call with the same numbers.
+        """
+        return self.collect_rows(range(start, start + size))
 
     @abc.abstractmethod
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that this process holds, by their numbers."""
 
-    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
         """Returns rows that any worker holds, by their numbers.
 
         If workers divide the table, all must call with the same numbers.
@@ -263,24 +203,38 @@ class Rows(CheckpointValue):
         """A context for writes that belong together."""
         return contextlib.nullcontext()
 
-    def save(self, key: str, session: Session) -> None:
-        for add in self._adding(key, session.writer()):
-            add()
+    def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
+        changed = save.changed_in(self.table)
+        if changed is not None:
+            return self.slices_of(key, changed.rows)
+        return self._all_slices(key)
 
-    def save_later(self, seen: dict[Any, Any]) -> Later | None:
-        return self._adding
+    def _all_slices(self, key: str) -> Iterator[TensorSlice]:
+        hosts = itertools.cycle(self.hosts)
 
-    def _adding(
-        self, key: str, writer: BundleWriter
-    ) -> Iterator[Callable[[], None]]:
-        shape = self.shape.as_list()
+        def read(start: int, size: int) -> tf.Tensor:
+            with tf.device(next(hosts)):
+                return self.read_rows(start, size)
+
         with self.reading():
-            for (start, size), host in _with_hosts(shape, self.hosts):
-                with tf.device(host):
-                    rows = self.read_rows(start, size)
-                yield functools.partial(
-                    writer.add_rows, key, shape, start, rows
-                )
+            yield from in_slices(key, self.shape.as_list(), read)
+
+    def slices_of(
+        self,
+        key: str,
+        rows: np.ndarray,
+        start: int = 0,
+        total: int | None = None,
+    ) -> Iterator[TensorSlice]:
+        """Yields changed rows, the ones from `start` on of `total`."""
+        yield from row_numbers(key, rows, start, total)
+        yield from in_slices(
+            in_delta(key),
+            [len(rows), *self.shape[1:]],
+            lambda first, size: self.gather_rows(rows[first : first + size]),
+            start,
+            total,
+        )
 
     def write_blocks(self, made: Iterator[tuple[int, tf.Tensor]]) -> None:
         """Writes blocks, (first row, rows), which the hosts make in turns."""
@@ -290,33 +244,6 @@ class Rows(CheckpointValue):
                 if block is None:
                     return
                 self.write_rows(*block)
-
-    def save_changed(
-        self, key: str, session: Session, changed: ChangedRows
-    ) -> None:
-        rows = changed.rows
-        self.write_changed(key, session.writer(), rows, 0, len(rows))
-
-    def write_changed(
-        self,
-        key: str,
-        writer: BundleWriter,
-        rows: np.ndarray,
-        start: int,
-        total: int,
-    ) -> None:
-        """Writes changed rows, the ones from `start` on of `total`."""
-        if name_in(key) == PARAMETERS:
-            numbers = tf.constant(rows, tf.int64)
-            writer.add_blocks(in_delta(key, ROWS), numbers, total, start)
-        shape = [len(rows), *self.shape[1:]]
-        if total == 0:
-            writer.add(in_delta(key), tf.zeros(shape, self.dtype))
-        for first, size in blocks(shape, self.dtype):
-            values = self.gather_rows(rows[first : first + size])
-            writer.add_rows(
-                in_delta(key), [total, *shape[1:]], start + first, values
-            )
 
     def check(self, key: str, reader: BundleReader) -> None:
         there, here = reader.shapes[key], self.shape.as_list()
@@ -377,6 +304,20 @@ class Rows(CheckpointValue):
                 )
 
 
+def row_numbers(
+    key: str, rows: np.ndarray, start: int = 0, total: int | None = None
+) -> Iterator[TensorSlice]:
+    """Yields the numbers of changed rows, if `key` is of the parameters."""
+    if name_in(key) == PARAMETERS:
+        yield from in_slices(
+            in_delta(key, ROWS),
+            rows.shape,
+            lambda first, size: rows[first : first + size],
+            start,
+            total,
+        )
+
+
 def _with_hosts(
     shape: Sequence[int], hosts: Sequence[str]
 ) -> Iterator[tuple[tuple[int, int], str]]:
@@ -396,35 +337,30 @@ class VariableRows(Rows):
         )
 
     def held(self) -> list[HeldRows]:
-        variable, rows = self._copies[0], self.shape[0]
+        return [HeldRows(self.shape[0], self.nbytes, self.gather_rows)]
 
-        def gather(wanted: np.ndarray) -> tf.Tensor:
-            # `variable[...]` copies a variable that was updated sparsely.
-            with tf.device(variable.device):
-                return tf.gather(variable, tf.constant(wanted, tf.int64))
-
-        return [HeldRows(rows, self.nbytes, gather)]
-
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        return read_variable(self._copies[0], start, size)
-
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
-        [held] = self.held()
-        with tf.device("CPU:0"):
-            return tf.identity(held.gather(rows))
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
+        return read_variable(self._copies[0], rows)
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         for copy in self._copies:
             scatter(copy, tf.range(start, start + rows.shape[0]), rows)
 
 
-def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
+def read_variable(variable: tf.Variable, rows: RowNumbers) -> tf.Tensor:
     """Returns rows of a variable in the host's memory, reading no others."""
     # `variable[...]` copies a variable that was updated sparsely.
     with tf.device(variable.device):
-        rows = tf.gather(variable, tf.range(start, start + size))
+        found = tf.gather(variable, to_tensor(rows, tf.int64))
     with tf.device("CPU:0"):
-        return tf.identity(rows)
+        return tf.identity(found)
+
+
+def to_tensor(rows: RowNumbers, dtype: tf.DType) -> tf.Tensor:
+    """Returns numbers of rows as a tensor, a range's without a constant."""
+    if isinstance(rows, range):
+        return tf.range(rows.start, rows.stop, rows.step, dtype)
+    return tf.constant(rows, dtype)
 
 
 def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import chain
 from tfrs_embed.checkpoint.names import key_of
-from tfrs_embed.checkpoint.rows import CheckpointValue
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.private_tensorflow import registration, save_context
@@ -71,23 +71,22 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
         total = sum(saved.nbytes for saved in found.values())
         with progress.Task("Saving", _what(prefix), total) as task:
             file = chain.being_written()
-            session = Session(
-                prefix,
-                _checkpoint_of(prefix),
-                task.advance,
-                file and file.counts(),
-            )
+            session = Session(prefix, _checkpoint_of(prefix), task.advance)
+            save = Save()
             if file is not None:
                 session.writer().add(chain.HEADER, file.link.header())
                 file.found.update(found)
+                save = Save(file.changed)
+            table: Any = None
             for key, saved in found.items():
-                changed = None
-                if file is not None and saved.table is not None:
-                    changed = file.changed.get(saved.table)
-                if changed is None:
-                    saved.save(key, session)
-                else:
-                    saved.save_changed(key, session, changed)
+                if saved.table is not table:
+                    # A table's values are neighbours: TensorFlow lists objects
+                    # breadth first. Those of the last table are saved.
+                    table = saved.table
+                    save.shared.clear()
+                writer = session.writer(saved.replicas)
+                for each in saved.slices(key, save):
+                    writer.add(*each)
             return [tf.constant(part) for part in session.finish()]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
@@ -25,8 +24,7 @@ class Session:
 
     Values that only this process has go into its own checkpoint. Values of
     which all workers have a part go into the chief's. The paths of parts begin
-    with `prefix`. `progress` is called with numbers of bytes written. `counts`
-    has the numbers of changed rows of this process's shards, by table.
+    with `prefix`. `progress` is called with numbers of bytes written.
     """
 
     def __init__(
@@ -34,9 +32,7 @@ class Session:
         prefix: str,
         checkpoint: str,
         progress: Callable[[int], None] | None = None,
-        counts: Mapping[Any, Sequence[int]] | None = None,
     ) -> None:
-        self._counts = {} if counts is None else counts
         self._folder = prefix + _TEMP
         self._progress = progress
         self._own = BundleWriter(f"{self._folder}/part", progress)
@@ -61,32 +57,13 @@ class Session:
             self._shared = self._begin(replicas)
         return self._shared.writer
 
-    def places(self, replicas: Replicas, table: Any) -> tuple[list[int], int]:
-        """Returns where this process's shards write a table's changed rows.
-
-        Workers write theirs one after the other. Returns the first place of
-        each shard, and the number of all rows; see `writer`.
-        """
-        place, mine = list(self._counts).index(table), 0
-        if replicas.workers == 1:
-            counts = [self._counts[table]]
-        else:
-            self.writer(replicas)
-            assert self._shared is not None
-            counts = [each[place] for each in self._shared.counts]
-            mine = replicas.worker
-        starts = np.cumsum([sum(map(sum, counts[:mine])), *counts[mine]])
-        return starts[:-1].tolist(), sum(map(sum, counts))
-
     def _begin(self, replicas: Replicas) -> _Shared:
         """Exchanges the workers' folders; returns the writer to the chief's."""
         number, me = replicas.count("saves"), replicas.worker
         prefix = f"tfrs_embed/{replicas.group}/save"
         key = f"{prefix}/{number}"
-        mine = json.dumps([self._folder, [*self._counts.values()]])
         with long_waits.together(replicas, "save sharded tables"):
-            texts = _exchange(replicas, f"{key}/to", mine)
-        folders, counts = zip(*map(json.loads, texts), strict=True)
+            folders = _exchange(replicas, f"{key}/to", self._folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All workers raise the error: none may wait for another's rows.
             if theirs == folders[0]:
@@ -99,7 +76,7 @@ class Session:
         for name in ("to", "done"):
             key_value_store.remove(f"{prefix}/{number - 1}/{name}/{me}")
         writer = BundleWriter(f"{folders[0]}/worker-{me}", self._progress)
-        return _Shared(replicas, key, writer, counts)
+        return _Shared(replicas, key, writer)
 
     def finish(self) -> list[str]:
         """Writes what is left; returns the parts of this checkpoint.
@@ -110,7 +87,7 @@ class Session:
         """
         if self._shared is None:
             return self._own.finish()
-        replicas, key, writer, _ = self._shared
+        replicas, key, writer = self._shared
         parts: list[str] = []
         error: tf.errors.OpError | None = None
         done: list[str] | str
@@ -142,7 +119,6 @@ class _Shared(NamedTuple):
     replicas: Replicas
     key: str  # Of the texts that workers exchange.
     writer: BundleWriter  # Writes this worker's parts.
-    counts: Sequence[Sequence[Sequence[int]]]  # By worker, table and shard.
 
 
 def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:

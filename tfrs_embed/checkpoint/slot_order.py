@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import CheckpointValue
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice
+from tfrs_embed.checkpoint.rows import CheckpointValue, Save
 from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers import missing_settings
@@ -52,10 +51,11 @@ class SavedOrder(Trackable, CheckpointValue):
         self.refused: ValueError | None = None
         self._optimizer = optimizer
 
-    def save(self, key: str, session: Session) -> None:
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
         # The first variable is the number of iterations.
         if len(self._optimizer.variables) > 1:
-            session.writer().add(key, json.dumps(self.places))
+            return [TensorSlice(key, json.dumps(self.places))]
+        return []
 
     def check(self, key: str, reader: BundleReader) -> None:
         from tfrs_embed.compat import strict_json  # Only a restore needs it.

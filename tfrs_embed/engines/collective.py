@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.compat.unmirrored import make_variable
@@ -31,7 +32,6 @@ from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part, ShardedVariable
@@ -109,7 +109,6 @@ class CollectiveEngine(Engine, JointEngine):
         stores = [shard.store for shard in self._shards]
         for state in self.states.values():
             if not self._expose_keys(state, stores, step):
-                self._fill(state.spec)
                 self._expose(state)
         # The tables are there: another call of build does nothing.
         self._step = step
@@ -155,16 +154,6 @@ class CollectiveEngine(Engine, JointEngine):
         column, _ = part.columns or (0, 0)
         return rounding.of_part(table, part.rows.start, part.rows.step, column)
 
-    def _fill(self, table: TableSpec) -> None:
-        """Gives the shards a table's initial rows."""
-        held = self._held(self._parts(table))
-        # All workers draw all blocks: the next table with this initializer
-        # continues its random sequence.
-        for start, block in self._initial_blocks(table):
-            for part, shard in held:
-                variable = shard.store.variables(table.name)[PARAMETERS]
-                part.write(variable, start, block)
-
     def _initial_blocks(
         self, table: TableSpec
     ) -> Iterable[tuple[int, tf.Tensor]]:
@@ -172,7 +161,10 @@ class CollectiveEngine(Engine, JointEngine):
         return initial_blocks(table)
 
     def _expose(self, state: TableState) -> None:
-        """Adds a table's variables, as one for all shards, to its state."""
+        """Adds a table's variables, as one for all shards, to its state.
+
+        The shards get the table's initial rows before.
+        """
         table = state.spec
         held = self._held(self._parts(table))
         exchange = None
@@ -210,6 +202,11 @@ class CollectiveEngine(Engine, JointEngine):
                 copied=self._copied,
                 on_write=self._on_write(table.name, key),
             )
+            # All workers draw all blocks: the next table with this initializer
+            # continues its random sequence.
+            blocks = self._initial_blocks(table) if key == PARAMETERS else ()
+            for start, block in blocks:
+                variable.write_rows(start, block)
             state.add(key, variable)
 
     def _on_write(

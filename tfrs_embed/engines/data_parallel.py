@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
@@ -22,6 +21,7 @@ from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part
 
@@ -76,22 +76,15 @@ class DataParallelEngine(CollectiveEngine):
         if self._replicas.workers == 1:
             yield from initial_blocks(table)
             return
-        channel = self._replicas.allocate(1)
-
-        def of_first_rank(block: tf.Tensor) -> tf.Tensor:
-            size = tf.shape(block)[0]
-            capacity, bucket = bucket_of(size)
-            block = tf.pad(block, [[0, capacity - size], [0, 0]])
-            gathered = [
-                self._replicas.gather(i, block, channel, bucket)
-                for i in range(self._replicas.local)
-            ]
-            return gathered[0][:size]
-
-        spec = tf.TensorSpec([None, table.dim], table.dtype)
-        take = TracedOnce(of_first_rank, spec)
+        gather = Gathering(self._replicas, f"initialize '{table.name}'")
         for start, block in initial_blocks(table):
-            yield start, take(block)
+            rows, *_ = gather(
+                [
+                    block.numpy() if rank == 0 else block[:0].numpy()
+                    for rank in self._replicas.ranks
+                ]
+            )
+            yield start, tf.constant(rows)
 
     def _lookup(
         self, replica: int, call: LookupCall

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
@@ -16,7 +17,6 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, EarlyLookup
 from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.table_state import TableState
 
 

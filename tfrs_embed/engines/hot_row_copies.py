@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import scatter
-from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.hot_rows import HotKeys, num_floats
 from tfrs_embed.distribution.replicas import Replicas
@@ -27,6 +26,7 @@ from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.table_state import TableState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,35 +147,19 @@ class HotRows:
                 rows = np.where(hot.owners == rank, hot.rows, -1)
                 shard.own(hot.copies.name, hot.table.name, rows)
 
-    def fill(self, table: str, shards: Sequence[Shard]) -> None:
-        """Copies a table's parameters from their owners.
+    def fill(self, state: TableState, shards: Sequence[Shard]) -> None:
+        """Copies rows of a table from their owners.
 
         An initializer without a seed gives each worker values of its own.
         """
-        hot = self.tables.get(table)
+        hot = self.tables.get(state.spec.name)
         if hot is None:
             return
-        channel = self._replicas.allocate(1)
-        ranks = self._replicas.ranks
-
-        def of_owners() -> list[tf.Tensor]:
-            summed = []
-            for i, (rank, shard) in enumerate(zip(ranks, shards, strict=True)):
-                mine = np.flatnonzero(hot.owners == rank)
-                parameters = shard.store.variables(table)[PARAMETERS]
-                # One replica has each row; the others add zeros.
-                rows = tf.scatter_nd(
-                    mine[:, None],
-                    tf.cast(tf.gather(parameters, hot.rows[mine]), tf.float32),
-                    [len(hot.ids), hot.table.dim],
-                )
-                summed.append(self._replicas.sum(i, rows, channel))
-            return summed
-
-        for shard, rows in zip(shards, TracedOnce(of_owners)(), strict=True):
-            copies = shard.store.variables(hot.copies.name)[PARAMETERS]
+        rows = state.saved[PARAMETERS].collect_rows(hot.ids)
+        for shard in shards:
             with tf.device(shard.device):
-                copies.assign(tf.cast(rows, copies.dtype))
+                copies = shard.store.variables(hot.copies.name)
+                copies[PARAMETERS].assign(rows)
 
     @property
     def floats(self) -> int:

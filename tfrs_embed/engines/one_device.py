@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.compat.strategies import refuse_in_xla
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.engine import Engine, LookupCall
@@ -20,7 +21,6 @@ from tfrs_embed.ops.update import (
     GradientContributions,
     add_bags,
 )
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.row_store import HOST, IdsOfTables
 from tfrs_embed.storage.sharded import Part

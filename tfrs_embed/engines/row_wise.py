@@ -48,6 +48,7 @@ from tfrs_embed.ops.checks import EarlyLookup
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.storage.sharded import Part
+from tfrs_embed.storage.table_state import TableState
 
 
 class _StartedLookup(NamedTuple):
@@ -145,9 +146,9 @@ class RowWiseEngine(CollectiveEngine):
         trained = self.optimizers[table.name] is not None
         return table.dim, table.dtype, table.keys is None or trained
 
-    def _fill(self, table: TableSpec) -> None:
-        super()._fill(table)
-        self._hot_rows.fill(table.name, self._shards)
+    def _expose(self, state: TableState) -> None:
+        super()._expose(state)
+        self._hot_rows.fill(state, self._shards)
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         world, rows = self._replicas.world, table.vocabulary_size

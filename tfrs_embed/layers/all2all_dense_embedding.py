@@ -252,7 +252,7 @@ class All2AllDenseEmbedding(TableLayer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        return self._keys("sizes").local_counts()
+        return self._keys("sizes").built("sizes").local_counts()
 
     @property
     def size(self) -> int:
@@ -276,8 +276,8 @@ class All2AllDenseEmbedding(TableLayer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        table = self._keys("load")
-        return max(table.counts()) / max(table.capacities())
+        keys = self._keys("load").built("load")
+        return max(keys.numbers("size")) / max(keys.numbers("capacity"))
 
     def _keys(self, what: str) -> DynamicTable:
         if self._spec.tables[0].keys is None:

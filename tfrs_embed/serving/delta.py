@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle, chain
 from tfrs_embed.checkpoint.chain import Link
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, end_moments
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
-    ChangedRows,
-    end_moments,
 )
 from tfrs_embed.compat.files import plain_path
 from tfrs_embed.distribution.failures import raised_on_all_workers

@@ -13,13 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, end_moments
 from tfrs_embed.checkpoint.names import in_folder
 from tfrs_embed.checkpoint.rows import (
     KEYS,
-    ChangedRows,
     Rows,
-    VariableRows,
-    end_moments,
 )
 from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -252,7 +250,7 @@ def _by_key(
     state: TableState, changed: ChangedRows | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields keys and rows of this process's shards, in blocks."""
-    held = state.held(PARAMETERS)
+    held = state.saved[PARAMETERS].held()
     wanted: Sequence[np.ndarray | None] = [None] * len(held)
     if changed is not None:
         ends = np.cumsum(changed.shards)[:-1]
@@ -273,9 +271,7 @@ def _by_number(
     state: TableState, changed: ChangedRows | None, is_chief: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields numbers and rows, in blocks; of a divided table this worker's."""
-    table = state.variables[PARAMETERS]
-    if not isinstance(table, Rows):
-        table = VariableRows(state.spec.name, table)
+    table: Rows = state.saved[PARAMETERS]
     shape = table.shape.as_list()
     if table.is_cut:
         yield from _of_columns(table, changed, state.strategy)

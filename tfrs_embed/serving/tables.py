@@ -21,8 +21,6 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     SCALE,
-    CheckpointValue,
-    VariableRows,
 )
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
@@ -207,6 +205,7 @@ class ServedTable(Trackable):
         self.files: dict[str, MappedFile] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._source = state.variables
+        self._saved = state.saved
         self._dtype = stored_rows.DTYPES[rows or state.spec.dtype]
         self._file = file
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
@@ -320,18 +319,10 @@ class ServedTable(Trackable):
 
         No rows are one block, too.
         """
-        table, shape = self._rows_in_training(), [len(rows), self._shape[1]]
+        table, shape = self._saved[PARAMETERS], [len(rows), self._shape[1]]
         for start, size in [*bundle.blocks(shape, tf.float32)] or [(0, 0)]:
             here = table.collect_rows(rows[start : start + size])
             yield start, self.encode(here)
-
-    def _rows_in_training(self) -> Any:
-        table = self._source[PARAMETERS]
-        return (
-            table
-            if isinstance(table, CheckpointValue)
-            else VariableRows(self.name, table)
-        )
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields each block's first row, and its values by variable's name.
@@ -342,7 +333,7 @@ class ServedTable(Trackable):
         if KEYS in self._source:
             yield from self._blocks_by_key()
             return
-        table = self._rows_in_training()
+        table = self._saved[PARAMETERS]
         with table.reading():
             for start, size in bundle.blocks(self._shape, tf.float32):
                 yield start, self.encode(table.read_rows(start, size))

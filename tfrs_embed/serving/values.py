@@ -36,7 +36,7 @@ class Blocks:
             if end == shape[0]:
                 self._writer.add(key, self._halves.pop(key))
         else:
-            self._writer.add_rows(key, shape, start, rows)
+            self._writer.add(key, rows, shape, start)
 
 
 class Files:

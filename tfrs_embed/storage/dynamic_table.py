@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS, ChangedRows
+from tfrs_embed.checkpoint.change_tracking import ChangedRows, Moments
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    KEYS,
+)
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
@@ -17,7 +21,6 @@ from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import initial_key_values
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_rules import ABSENT, SPILLED, LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
@@ -80,9 +83,7 @@ class DynamicTable(TableState):
 
             exchange = Exchange(shared, None, self.spec.name)
         shards = [store.shards[self.spec.name] for store in stores]
-        self.hold(
-            [(Part(range(0)), store) for store in stores], exchange, shards
-        )
+        self.hold([(Part(range(0)), store) for store in stores], exchange)
         self._rows = TableKeys(self.spec, shards, shared)
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
@@ -105,12 +106,6 @@ class DynamicTable(TableState):
     def step_restored(self) -> None:
         self._checkpoint.count_from_step()
 
-    @property
-    def slots(self) -> dict[str, Any]:
-        """The slots by name: of the rows' shape, or a number for each row."""
-        others = (KEYS, CANDIDATES, *COUNTERS)
-        return {k: v for k, v in super().slots.items() if k not in others}
-
     def moment(self) -> int:
         self._tracked()
         if self.variables:
@@ -124,7 +119,7 @@ class DynamicTable(TableState):
         that have lost their rows, and have none now, are `removed`.
         """
         self._tracked()
-        rows = self._built("changed")
+        rows = self.built("changed")
         self._note_removed()
         mark = self._mark_of(since)
         noted = [keys for moment, keys in self._removed if moment > since]
@@ -162,44 +157,34 @@ class DynamicTable(TableState):
         Too many are forgotten; then changes since then are not known.
         """
         assert self.moments is not None
-        now, capacity = self.moments.present, 0
+        now, capacity, lost = self.moments.present, 0, 0
         for shard in self._rows.shards:
             numbers = shard.key_table.numbers()
             capacity += numbers.size + numbers.capacity
             keys = shard.key_table.take_removed()
             if keys is None:
-                self._lose(now)
+                lost = now
             elif len(keys):
                 self._removed.append((now, keys))
         while sum(len(keys) for _, keys in self._removed) > 2 * capacity:
-            self._lose(self._removed.pop(0)[0])
-
-    def _lose(self, moment: int) -> None:
-        """Notes that changes until a moment are not known."""
-        self.known_since = max(self.known_since, moment)
-        self.restored_from = None
+            lost = max(lost, self._removed.pop(0)[0])
+        if lost:
+            self.known_since = max(self.known_since, lost)
+            self.restored_from = None
 
     @property
     def size(self) -> int:
         """The number of keys with rows."""
-        return sum(self._built("size").counts())
+        return sum(self.built("size").numbers("size"))
+
+    def counts(self) -> list[int]:
+        """Returns each shard's number of keys; all workers must call it."""
+        return self.built("the number of keys").numbers("size")
 
     @property
     def capacity(self) -> int:
         """The number of keys for which there is room now."""
-        return sum(self.capacities())
-
-    def capacities(self) -> list[int]:
-        """Returns for how many keys each shard has room now."""
-        return self._built("capacity").numbers("capacity")
-
-    def counts(self) -> list[int]:
-        """Returns each shard's number of keys with rows."""
-        return self._built("the number of keys").counts()
-
-    def local_counts(self) -> dict[int, int]:
-        """Returns `counts` of this process's shards, by rank."""
-        return self._built("the number of keys").local_counts()
+        return sum(self.built("capacity").numbers("capacity"))
 
     def keys(self) -> np.ndarray:
         """Returns the keys with rows, [size] int64, ascending.
@@ -207,7 +192,9 @@ class DynamicTable(TableState):
         uint64 keys keep their bits. Strings are the fingerprints that
         `tf.fingerprint` computes.
         """
-        return self._built("keys").read(KEYS)
+        self.built("keys")
+        found: np.ndarray = self.variables[KEYS].numpy()
+        return found
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -223,7 +210,7 @@ class DynamicTable(TableState):
             TypeError: the keys have another dtype.
             ValueError: the keys have another shape.
         """
-        return self._built("lookup").find(self._as_keys(keys))
+        return self.built("lookup").find(_as_keys(self.spec, keys))
 
     def give_rows(self, keys: Any) -> None:
         """Replaces all keys by others, with initial rows.
@@ -236,9 +223,8 @@ class DynamicTable(TableState):
             ValueError: there is no room for the keys, or they have another
                 shape.
         """
-        rows = self._built("give_rows")
-        rows.write(KEYS, np.unique(self._as_keys(keys)))
-        self.restored(None)
+        self.built("give_rows")
+        self.variables[KEYS].assign(np.unique(_as_keys(self.spec, keys)))
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -257,7 +243,8 @@ class DynamicTable(TableState):
             ValueError: the keys have another shape.
             RuntimeError: it is called in a traced function.
         """
-        return self._built("remove").remove(np.unique(self._as_keys(keys)))
+        rows = self.built("remove")
+        return rows.remove(np.unique(_as_keys(self.spec, keys)))
 
     def evict(self, count: int | None = None) -> int:
         """Removes the keys that the table's eviction rule puts first.
@@ -275,7 +262,7 @@ class DynamicTable(TableState):
             ValueError: there is no eviction rule, or no count.
             RuntimeError: it is called in a traced function.
         """
-        rows = self._built("evict")
+        rows = self.built("evict")
         where = f"Table '{self.spec.name}'"
         rule = self.spec.keys.eviction  # type: ignore[union-attr]
         if rule is None:
@@ -283,8 +270,9 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys = rows.read(KEYS)
-        frequency, last_used = (rows.read(name) for name in COUNTERS)
+        keys, frequency, last_used = (
+            self.variables[name].numpy() for name in (KEYS, *COUNTERS)
+        )
         if isinstance(rule, TimeToLive) and count is None:
             evicted = int(np.asarray(self._step)) - last_used > rule.steps
         else:
@@ -304,7 +292,14 @@ class DynamicTable(TableState):
             number of "keys" in its files, the files' "bytes", and how many rows
             were "written" there and "returned".
         """
-        numbers = self._built("statistics").statistics().tolist()
+        rows = self.built("statistics")
+        return self._named(rows.gather(rows.statistics()))
+
+    def _named(
+        self, statistics: Sequence[np.ndarray]
+    ) -> dict[str, dict[str, int]]:
+        """Returns the sums of shards' statistics by name."""
+        numbers = np.sum(statistics, 0).tolist()
         found = {
             "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
             "in_all": dict(zip(_STATISTICS, numbers[4:8], strict=True)),
@@ -318,18 +313,22 @@ class DynamicTable(TableState):
 
         They are "capacity", the counts "in_all" of `statistics`, and "spill".
         """
-        shards = self._built("the counters").shards
-        live = zip(*(shard.live() for shard in shards), strict=True)
-        numbers = [shard.key_table.numbers() for shard in shards]
-        totals = np.sum([n.total for n in numbers], 0).tolist()
-        counts: dict[str, Any] = dict(zip(_STATISTICS, totals, strict=True))
+        rows = self.built("the counters")
+        live = zip(*(shard.live() for shard in rows.shards), strict=True)
+        numbers = [shard.key_table.numbers() for shard in rows.shards]
+        found: dict[str, Any] = self._named(rows.statistics())
+        del found["last_step"]
+        counts = {**found.pop("in_all"), **found}
         counts["capacity"] = sum(n.capacity for n in numbers)
-        if self.spec.has_files:
-            of_spill = np.sum([n.spill for n in numbers], 0).tolist()
-            counts["spill"] = dict(zip(_OF_SPILL, of_spill, strict=True))
         return LiveKeys(*map(np.concatenate, live)), counts
 
-    def _built(self, what: str) -> TableKeys:
+    def built(self, what: str) -> TableKeys:
+        """Returns the table's keys; `what` is asked for, for errors.
+
+        Raises:
+            RuntimeError: it is called in a traced function.
+            ValueError: the layer has no tables yet.
+        """
         where = f"Table '{self.spec.name}': {what}"
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -343,15 +342,17 @@ class DynamicTable(TableState):
             )
         return self._rows
 
-    def _as_keys(self, keys: Any) -> np.ndarray:
-        where = f"Table '{self.spec.name}'"
-        dtype = self.spec.keys.dtype  # type: ignore[union-attr]
-        converted = as_int64(where, dtype, keys, Checks())
-        array = converted.numpy() if tf.is_tensor(converted) else None
-        if array is None or array.ndim != 1:
-            shape = getattr(converted, "shape", None)
-            raise ValueError(
-                f"{where}: keys must be a Tensor of shape [n], got "
-                f"{type(converted).__name__} of shape {shape}."
-            )
-        return array
+
+def _as_keys(spec: TableSpec, keys: Any) -> np.ndarray:
+    """Returns keys, [n], of a table's dtype as int64."""
+    where = f"Table '{spec.name}'"
+    dtype = spec.keys.dtype  # type: ignore[union-attr]
+    converted = as_int64(where, dtype, keys, Checks())
+    array = converted.numpy() if tf.is_tensor(converted) else None
+    if array is None or array.ndim != 1:
+        shape = getattr(converted, "shape", None)
+        raise ValueError(
+            f"{where}: keys must be a Tensor of shape [n], got "
+            f"{type(converted).__name__} of shape {shape}."
+        )
+    return array

@@ -60,6 +60,14 @@ class Gathering:
             )
         ]
 
+    def numbers(self, here: Sequence[int]) -> list[int]:
+        """Returns a number of each shard, by rank; all workers must call.
+
+        `here` are the numbers of this process's shards.
+        """
+        arrays = self([np.array([number], np.int64) for number in here])
+        return [int(array[0]) for array in arrays]
+
     def _gather(self, sent: Sequence[np.ndarray]) -> np.ndarray:
         """Gathers equally many int64 of each shard: [shards, n]."""
         with long_waits.together(self._replicas, self._action):

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
+from tfrs_embed.storage import plain_keys
 from tfrs_embed.storage.key_rules import KeyRules, LiveKeys
-from tfrs_embed.storage.key_table_numpy import NumpyKeys
 from tfrs_embed.storage.row_store import host_of
 
 if TYPE_CHECKING:
@@ -143,19 +143,18 @@ class KeyTable:
         # Beside the rows, if those are on a CPU: spills need it.
         self.host: str = host_of(device)
         self._spills = [] if spill is None else [spill]
-        self._operations: KernelKeys | NumpyKeys
         with tf.init_scope(), tf.device(self.host):
+            self._kernels: Any = None
             if spill is not None:
-                module = spill.operations()
-            else:
-                module = tf.executing_eagerly() and kernels.operations(
-                    self.host
-                )
-            self._operations = (
-                KernelKeys.of_table(module, rules, spill)
-                if module
-                else NumpyKeys.of_table(rules)
-            )
+                self._kernels = spill.operations()
+            elif tf.executing_eagerly():
+                self._kernels = kernels.operations(self.host)
+            # The kernels' handles, or `PlainKeys`.
+            self._tables: list[Any] = [
+                _make_handle(self._kernels, rules, spill)
+                if self._kernels
+                else plain_keys.PlainKeys(rules)
+            ]
 
     @classmethod
     def joined(cls, tables: Sequence[KeyTable]) -> KeyTable:
@@ -163,14 +162,20 @@ class KeyTable:
         if len(tables) == 1:
             return tables[0]
         joined = copy.copy(tables[0])
-        each: list[Any] = [table._operations for table in tables]
-        joined._operations = type(each[0]).joined(each)
-        joined._spills = [s for table in tables for s in table._spills]
+        joined._tables = [each for table in tables for each in table._tables]
+        joined._spills = [each for table in tables for each in table._spills]
         return joined
 
     def _run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
         with tf.device(self.host):
-            return self._operations.run(name, *inputs, **attributes)
+            if self._kernels is None:
+                return plain_keys.run(self._tables, name, *inputs)
+            if name == "commit":
+                # The variables of tables with a spill.
+                memory = [s.variables.values() for s in self._spills]
+                inputs = (*inputs, [v.handle for each in memory for v in each])
+            operation = getattr(self._kernels, f"tfrs_embed_key_tables_{name}")
+            return operation(self._tables, *inputs, **attributes)
 
     def lookup(
         self,
@@ -333,57 +338,23 @@ def _given(table_of: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int32) if table_of is None else table_of
 
 
-class KernelKeys:
-    """The compiled operations, on the tables' handles.
-
-    `memory` has the variables of tables with a spill.
-    """
-
-    def __init__(
-        self,
-        module: Any,
-        handles: Sequence[tf.Tensor],
-        memory: Sequence[tf.Variable] = (),
-    ) -> None:
-        self._module = module
-        self._handles = [*handles]
-        self._memory = [*memory]
-
-    @classmethod
-    def of_table(
-        cls, module: Any, rules: KeyRules, spill: Spill | None = None
-    ) -> KernelKeys:
-        """Makes a table."""
-        seed = rules.seed % 2**64
-        handle = module.tfrs_embed_key_table(
-            probability=tf.constant(rules.probability, tf.float64),
-            capacity=rules.capacity,
-            max_capacity=rules.max_capacity,
-            candidates=rules.candidates,
-            threshold=rules.threshold,
-            seed=seed - 2**64 if seed >= 2**63 else seed,
-            policy=rules.policy,
-            ttl=rules.ttl,
-            evicts=rules.evicts,
-            **(spill.attributes() if spill else {}),
-        )
-        if spill is None:
-            return cls(module, [handle])
+def _make_handle(
+    module: Any, rules: KeyRules, spill: Spill | None
+) -> tf.Tensor:
+    """Makes the kernels' table."""
+    seed = rules.seed % 2**64
+    handle = module.tfrs_embed_key_table(
+        probability=tf.constant(rules.probability, tf.float64),
+        capacity=rules.capacity,
+        max_capacity=rules.max_capacity,
+        candidates=rules.candidates,
+        threshold=rules.threshold,
+        seed=seed - 2**64 if seed >= 2**63 else seed,
+        policy=rules.policy,
+        ttl=rules.ttl,
+        evicts=rules.evicts,
+        **(spill.attributes() if spill else {}),
+    )
+    if spill is not None:
         spill.open(module, handle)
-        return cls(module, [handle], [*spill.variables.values()])
-
-    @classmethod
-    def joined(cls, each: Sequence[KernelKeys]) -> KernelKeys:
-        """Returns the operations on several tables."""
-        return cls(
-            each[0]._module,
-            [handle for e in each for handle in e._handles],
-            [variable for e in each for variable in e._memory],
-        )
-
-    def run(self, name: str, *inputs: Any, **attributes: Any) -> Any:
-        """Runs the operation with this name."""
-        operation = getattr(self._module, f"tfrs_embed_key_tables_{name}")
-        if name == "commit":
-            inputs = (*inputs, [v.handle for v in self._memory])
-        return operation(self._handles, *inputs, **attributes)
+    return handle

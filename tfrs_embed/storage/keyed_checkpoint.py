@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
 
 from tfrs_embed.checkpoint import growth
-from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.names import sibling
 from tfrs_embed.checkpoint.rows import CANDIDATES, LAST_USED
-from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys, checked_integers
 
 
@@ -27,10 +24,7 @@ class KeyedCheckpoint:
     Attributes:
         source: the checkpoint from which new keys were last read.
         num_new_keys: the number of these keys.
-        moments: the table's moment when each session began to save it.
     """
-
-    moments: MutableMapping[Session, list[tuple[int, ...]]]
 
     def __init__(self, rows: TableKeys, step: Any) -> None:
         self.source: str | None = None
@@ -43,7 +37,6 @@ class KeyedCheckpoint:
         # The largest restored step of last use, until `count_from_step`.
         self._newest = 0
         self._has_step = False
-        self.moments = weakref.WeakKeyDictionary()
 
     def read_keys(self, key: str, reader: BundleReader) -> None:
         """Reads keys, counters and candidates, for `restore_keys`.
@@ -52,7 +45,7 @@ class KeyedCheckpoint:
             ValueError: the keys are invalid, or a shard has no room for its
                 own.
         """
-        keys = _read(key, reader)
+        keys = reader.read(key).numpy()
         where = f"{self._rows.owner}: '{reader.prefix}'"
         if keys.ndim != 1 or keys.dtype != np.int64:
             raise ValueError(
@@ -66,7 +59,7 @@ class KeyedCheckpoint:
             there = sibling(key, name)
             if there in reader.shapes:
                 known[name] = checked_integers(
-                    name, _read(there, reader), len(keys), where
+                    name, reader.read(there).numpy(), len(keys), where
                 )
         self._take(keys, known, reader.prefix)
 
@@ -118,12 +111,3 @@ class KeyedCheckpoint:
                 last_used=shard.live().last_used + later,
                 candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
             )
-
-
-def _read(key: str, reader: BundleReader) -> np.ndarray:
-    """Reads a small tensor of a checkpoint."""
-    shape, dtype = reader.shapes[key], reader.dtypes[key]
-    if shape[0] == 0:
-        return np.zeros(shape, dtype.as_numpy_dtype)
-    parts = [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
-    return np.concatenate(parts)

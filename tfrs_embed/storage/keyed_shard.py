@@ -24,7 +24,6 @@ from tfrs_embed.storage.key_table import FoundKeys, KeyTable
 from tfrs_embed.storage.row_store import TableShare
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.growing_rows import GrowingRows
     from tfrs_embed.storage.spill import Spill
 
 # Initial values are made in blocks of this many numbers between steps.
@@ -32,9 +31,9 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class KeyedShard:
-    """The keys and rows of one table on one shard, whose store is `store`."""
+    """The keys and rows of one table on one shard, in a `KeyedRows` store."""
 
-    def __init__(self, share: TableShare, store: GrowingRows) -> None:
+    def __init__(self, share: TableShare, store: Any) -> None:
         table = share.spec
         assert table.keys is not None
         self.layer = share.layer

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, blocks
+from tfrs_embed.checkpoint.bundle import (
+    BundleReader,
+    TensorSlice,
+    blocks,
+    in_slices,
+)
+from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.names import in_delta, sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     REMOVED,
-    ChangedRows,
     CheckpointValue,
     HeldRows,
-    Later,
+    Save,
     other_slot,
 )
-from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
+from tfrs_embed.storage.table_keys import (
+    COUNTERS,
+    TableKeys,
+    checked_integers,
+)
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -40,7 +47,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     or restored, every worker gets the same value and keeps its shard.
 
     A checkpoint holds the part shard by shard, so that no process needs all of
-    it. `TableKeys` lists the names of parts.
+    it. Its parts are "keys", "frequency", "last_used", "candidates",
+    "parameters" and the slots.
     """
 
     def __init__(
@@ -51,39 +59,84 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         checkpoint: KeyedCheckpoint,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        super().__init__(rows.variables(part), strategy)
+        # Integers have no variables of their own.
+        name = part if part in rows.names else PARAMETERS
+        super().__init__([s.variables[name] for s in rows.shards], strategy)
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
-        self.shape = tf.TensorShape([None, *rows.row_shape(part)])
+        shapes = {CANDIDATES: (3,)} | dict.fromkeys((KEYS, *COUNTERS), ())
+        row = shapes.get(part, self._variables[0].shape[1:])
+        self.shape = tf.TensorShape([None, *row])
         self.workers = rows.replicas.workers
+        self.replicas = rows.replicas
         self._rows = rows
         self._checkpoint = checkpoint
         self._part = part
+        # Checkpoints of tables without keys lack integers.
+        self.optional = part not in rows.names
         # Keys come first: the other parts belong to them.
         self.order = 0 if part == KEYS else 1
 
     @property
-    def optional(self) -> bool:  # type: ignore[override]
-        """Whether checkpoints may lack this part, as of tables without keys."""
-        return self._part not in self._rows.names
-
-    @property
     def current_shape(self) -> tf.TensorShape:
         """The shape with the present number of keys; all workers must ask."""
-        count = sum(self._rows.counts(self._part))
+        if self._part == CANDIDATES:
+            return tf.TensorShape(self.numpy().shape)
+        count = sum(self._rows.numbers("size"))
         return tf.TensorShape([count, *self.shape[1:]])
 
     def numpy(self) -> np.ndarray:
-        return self._rows.read(self._part)
+        """Returns the part of all shards, sorted by key.
+
+        Raises:
+            RuntimeError: another thread changed the keys meanwhile.
+        """
+        rows, part = self._rows, self._part
+        if part in (KEYS, CANDIDATES):
+            found = self._all(part)
+            return found[np.argsort(found if part == KEYS else found[:, 0])]
+        moment = rows.moment()
+        found, keys = self._all(part), self._all(KEYS)
+        rows.require_moment(moment, f"its {part} were read")
+        return found[np.argsort(keys)]
+
+    def _all(self, part: str) -> np.ndarray:
+        """Returns a part of all shards, shard after shard, by row in each."""
+        shards = self._rows.shards
+        if part in self._rows.names:
+            here = [s.gather(part, s.live().rows).numpy() for s in shards]
+        else:
+            here = [shard.integers(part) for shard in shards]
+        return np.concatenate(self._rows.gather(here))
 
     def collect_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns rows of keys; all workers must call with the same keys."""
-        return self._rows.collect(self._part, keys)
+        here = [
+            shard.gather(self._part, rows).numpy()
+            for shard, _, rows in self._rows.located(keys)
+        ]
+        shards = self._rows.room.shards_of(keys)
+        found = np.empty((len(keys), *self.shape[1:]), np.float32)
+        found[np.argsort(shards, kind="stable")] = np.concatenate(
+            self._rows.gather(here)
+        )
+        return found
 
     def held(self) -> list[HeldRows]:
-        if self._part not in self._rows.names:
-            return []
-        return self._rows.held(self._part)
+        row, found = 4 * math.prod(self.shape[1:]), []
+        is_of_rows = self._part in self._rows.names
+        for shard in self._rows.shards if is_of_rows else ():
+            keys, rows, *_ = shard.live()
+
+            def gather(
+                wanted: np.ndarray,
+                shard: KeyedShard = shard,
+                rows: np.ndarray = rows,
+            ) -> tf.Tensor:
+                return shard.gather(self._part, rows[wanted])
+
+            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -95,13 +148,37 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     def assign(self, value: Any) -> None:
         """Sets the whole value: keys replace all keys, and reset their rows.
 
-        Rows and slots belong to the keys that the table has.
+        Keys, [n] int64 ascending, get initial rows, initial slots and counters
+        of zero. Candidates replace all candidates. Other parts, [n, ...],
+        belong to the keys that the table has.
 
         Raises:
             ValueError: the shape is wrong, keys are not ascending, or a shard
                 has no room for them.
+            RuntimeError: with several workers, keys came after the last write
+                of keys.
         """
-        self._rows.write(self._part, np.asarray(value))
+        value, rows, part = np.asarray(value), self._rows, self._part
+        if part == CANDIDATES:
+            value = checked_integers(part, value, 0, rows.owner)
+            shard_of = rows.room.shards_of(value[:, 0])
+            for rank, shard in rows.by_ranks():
+                shard.set_known(candidates=value[shard_of == rank])
+        elif part == KEYS:
+            rows.check_keys(value)
+            rows.replace(value, {})
+        else:
+            keys = rows.keys_to_write_for()
+            if part in COUNTERS:
+                value = checked_integers(part, value, len(keys), rows.owner)
+            shape = (len(keys), *self.shape[1:])
+            if value.shape != shape:
+                raise ValueError(
+                    f"{rows.owner} holds {len(keys)} keys: its {part} have the "
+                    f"shape {list(shape)}, and can't be given a value of shape "
+                    f"{list(value.shape)}."
+                )
+            rows.write_for(part, keys, value)
         if self.table is None:
             return
         if self._part == KEYS:
@@ -114,116 +191,76 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         if self._part == KEYS:
             self._rows.check_keys(np.asarray(value))
 
-    def save(self, key: str, session: Session) -> None:
-        """Writes the part shard by shard; each worker writes its shards.
+    def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
+        """Returns the part of this process's shards, one after the other.
 
         Raises:
-            RuntimeError: another thread changed the keys since the session
-                began to save the table.
+            RuntimeError: in the end: another thread changed the keys since the
+                table's first part was asked for.
         """
+        rows, changed = self._rows, save.changed_in(self.table)
+        if rows not in save.shared:
+            moment = rows.moment()
+            some: Sequence[Any] = [None] * len(rows.shards)
+            if changed is not None:
+                some = np.split(changed.rows, np.cumsum(changed.shards)[:-1])
+            # Keys, and where their rows are. In the background other keys may
+            # get these rows: the next delta has them, and keys that come back.
+            live = [s.live(k) for s, k in zip(rows.shards, some, strict=True)]
+            save.shared[rows] = moment, live
+        return self._slices(key, save, changed, *save.shared[rows])
+
+    def _slices(
+        self,
+        key: str,
+        save: Save,
+        changed: ChangedRows | None,
+        moment: list[tuple[int, ...]],
+        live: Sequence[LiveKeys],
+    ) -> Iterator[TensorSlice]:
+        rows, part = self._rows, self._part
+        if part == CANDIDATES:
+            if save.in_background:
+                return
+            found = [shard.integers(part) for shard in rows.shards]
+        elif part in rows.names:
+            found = [each.rows for each in live]
+        else:
+            found = [getattr(each, part) for each in live]
+        if changed is not None and part == KEYS:
+            others = [changed.removed[:0]] * (len(live) - 1)
+            removed = [changed.removed, *others]
+            yield from self._in_order(in_delta(key, REMOVED), removed)
+        if changed is not None and part != CANDIDATES:
+            key = in_delta(key)
+        yield from self._in_order(key, found)
+        if not save.in_background:
+            rows.require_moment(moment, "it was saved")
+
+    def _in_order(
+        self, key: str, found: Sequence[np.ndarray]
+    ) -> Iterator[TensorSlice]:
+        """Yields what is found in shards; of parts with rows their numbers."""
         rows = self._rows
-        moments = self._checkpoint.moments
-        before = moments.setdefault(session, rows.moment())
-        writer, sizes = session.writer(rows.replicas), rows.counts(self._part)
-        shape = [sum(sizes), *self.shape[1:]]
-        self._add_if_empty(key, writer, shape)
-        for rank, shard in rows.by_ranks():
-            first = sum(sizes[:rank])
-            if self._part == CANDIDATES:
-                seen = tf.constant(shard.integers(CANDIDATES))
-                if len(seen):
-                    writer.add_blocks(key, seen, shape[0], first)
-                continue
-            for start, block in self._blocks(shard, shard.live()):
-                writer.add_rows(key, shape, first + start, block())
-        rows.require_moment(before, "it was saved")
+        sizes = rows.gather.numbers([len(each) for each in found])
+        for (rank, shard), each in zip(rows.by_ranks(), found, strict=True):
 
-    def _add_if_empty(
-        self, key: str, writer: BundleWriter, shape: Sequence[int]
-    ) -> None:
-        """Adds a value without rows, which the first worker writes."""
-        if shape[0] == 0 and self._rows.replicas.worker == 0:
-            writer.add(key, tf.zeros(shape, self.dtype))
+            def read(
+                first: int,
+                size: int,
+                shard: KeyedShard = shard,
+                each: np.ndarray = each,
+            ) -> Any:
+                here = each[first : first + size]
+                if self._part in rows.names:
+                    return shard.gather(self._part, here)
+                return here
 
-    def _blocks(
-        self, shard: KeyedShard, live: LiveKeys
-    ) -> Iterator[tuple[int, Callable[[], tf.Tensor]]]:
-        """Yields a part of keys in blocks: the first place, and the values."""
-        name = self._part
-        for start, size in blocks(
-            [len(live.keys), *self.shape[1:]], tf.float32
-        ):
-            part = slice(start, start + size)
-            if name in self._rows.names:
-                yield (
-                    start,
-                    functools.partial(shard.gather, name, live.rows[part]),
-                )
-            else:
-                yield (
-                    start,
-                    functools.partial(tf.constant, getattr(live, name)[part]),
-                )
-
-    def save_later(self, seen: dict[Any, Any]) -> Later | None:
-        if self._part == CANDIDATES:
-            return None
-        rows = self._rows
-        # Keys, and where their rows are; other keys that get these rows later
-        # are among the changed ones, as are keys that come back.
-        if rows not in seen:
-            seen[rows] = [shard.live() for shard in rows.shards]
-        live = seen[rows]
-        shape = [sum(len(each.keys) for each in live), *self.shape[1:]]
-
-        def adding(
-            key: str, writer: BundleWriter
-        ) -> Iterator[Callable[[], None]]:
-            first = 0
-            self._add_if_empty(key, writer, shape)
-            for shard, each in zip(rows.shards, live, strict=True):
-                for start, block in self._blocks(shard, each):
-                    yield functools.partial(
-                        writer.add_rows, key, shape, first + start, block()
-                    )
-                first += len(each.keys)
-
-        return adding
-
-    def save_changed(
-        self, key: str, session: Session, changed: ChangedRows
-    ) -> None:
-        """Writes the part of changed keys, as `save` does; and removed keys."""
-        rows = self._rows
-        if self._part == CANDIDATES:
-            self.save(key, session)
-            return
-        moments = self._checkpoint.moments
-        before = moments.setdefault(session, rows.moment())
-        writer = session.writer(rows.replicas)
-        if self._part == KEYS:
-            [at], count = session.places(rows.replicas, (self.table, REMOVED))
-            removed = tf.constant(changed.removed, tf.int64)
-            if count or rows.replicas.worker == 0:
-                writer.add_blocks(in_delta(key, REMOVED), removed, count, at)
-        starts, total = session.places(rows.replicas, self.table)
-        shape = [total, *self.shape[1:]]
-        self._add_if_empty(in_delta(key), writer, shape)
-        of_shards = np.split(changed.rows, np.cumsum(changed.shards)[:-1])
-        for shard, keys, first in zip(
-            rows.shards, of_shards, starts, strict=True
-        ):
-            # Only counters need all of a shard's keys.
-            counted = self._part in COUNTERS
-            some = (
-                shard.live(keys)
-                if counted
-                else LiveKeys(keys, shard.find(keys), None, None)
-            )
-            for start, block in self._blocks(shard, some):
-                place = first + start
-                writer.add_rows(in_delta(key), shape, place, block())
-        rows.require_moment(before, "it was saved")
+            # The first shard has a value without rows.
+            if sum(sizes) or rank == 0:
+                shape = [len(each), *self.shape[1:]]
+                start = sum(sizes[:rank])
+                yield from in_slices(key, shape, read, start, sum(sizes))
 
     def check(self, key: str, reader: BundleReader) -> None:
         checkpoint = self._checkpoint
@@ -258,4 +295,4 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             self._rows.write_for(self._part, keys, values)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, self.numpy)
+        copy_for_saving(self, object_map)

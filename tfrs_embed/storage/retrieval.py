@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import Rows, VariableRows
+from tfrs_embed.checkpoint.rows import Rows
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import integer
 from tfrs_embed.configs.tables import TableSpec
@@ -41,10 +41,10 @@ class Retrievable(Protocol):
     """What retrieval needs of a table; see `TableState`."""
 
     spec: TableSpec
+    saved: dict[str, Any]
     variables: dict[str, Any]
     strategy: tf.distribute.Strategy | None
-    sources: Sequence[tuple[Part, RowStore]]
-    shards: Sequence[KeyedShard]
+    sources: Sequence[tuple[Part, Any]]
     exchange: Exchange | None
     hashed_by: str | None
 
@@ -365,7 +365,7 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
     if served is not None:
         return [_rows_of_served(served.of_state(state))]
     if state.spec.keys is not None:
-        return [_rows_of_keys(shard) for shard in state.shards]
+        return [_rows_of_keys(store.shards[name]) for _, store in state.sources]
     cut = state.exchange is not None and state.exchange.is_cut
     if cut or (state.strategy and strategies.is_tpu(state.strategy)):
         if not tf.executing_eagerly() or strategies.in_replica(state.strategy):
@@ -374,9 +374,7 @@ def _rows_of(state: Retrievable) -> list[_Rows]:
                 "rows: call top_k eagerly, between steps and outside of "
                 "strategy.run."
             )
-        table = state.variables[PARAMETERS]
-        if not isinstance(table, Rows):
-            table = VariableRows(name, table)
+        table: Rows = state.saved[PARAMETERS]
 
         def read(start: Any, size: Any) -> tf.Tensor:
             return table.read_rows(int(start), int(size))

@@ -16,7 +16,7 @@ class RowMarks:
     """The marks of the rows of a store's tables, [rows] uint8 each.
 
     `rows` has the tables' numbers of rows; `grow` says whether they may grow
-    (`GrowingRows.make_room`).
+    (`KeyedRows.make_room`).
     """
 
     def __init__(

@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import blocks, cpu_of_host
-from tfrs_embed.checkpoint.names import in_delta, name_in
+from tfrs_embed.checkpoint.bundle import TensorSlice, blocks, cpu_of_host
+from tfrs_embed.checkpoint.names import in_delta
 from tfrs_embed.checkpoint.rows import (
-    ROWS,
-    ChangedRows,
     HeldRows,
+    RowNumbers,
     Rows,
+    Save,
     read_variable,
+    row_numbers,
     scatter,
+    to_tensor,
 )
-from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.compat.strategies import NoValuesError, is_offline
 from tfrs_embed.distribution import long_waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.bags import concat
-from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.gathering import Gathering
 
-#: Rows come from other workers in blocks of this many float32 numbers.
+#: Workers exchange rows in blocks of this many numbers to save a table.
 BLOCK_ELEMENTS = 1 << 22
 
 
@@ -48,11 +48,19 @@ class Part(NamedTuple):
     columns: tuple[int, int] | None = None
     offset: int = 0
 
-    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, rows: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
         """Finds rows by their numbers: places in `rows`, and in the variable.
 
-        It leaves out rows that the variable doesn't hold.
+        It leaves out rows that the variable doesn't hold. For a range, whose
+        step is 1, it returns ranges.
         """
+        if isinstance(rows, range):
+            first, end = self.within(rows.start, len(rows))
+            if first >= end:
+                return range(0), range(0)
+            mine, start = self.rows[first:end], rows.start
+            places = range(mine.start - start, mine.stop - start, mine.step)
+            return places, range(self.offset + first, self.offset + end)
         row, here = self.locate(rows)
         return np.flatnonzero(here), row[here]
 
@@ -140,7 +148,7 @@ class ShardedVariable(CompositeVariable, Rows):
         if len(hosts) > 1 and self._has_values:
             self.hosts = sorted(hosts)
         self._parts = [part for part, _ in held]
-        self._replicas = replicas
+        self.replicas = replicas
         self._by_rank = dict(parts or {})
         self._copied = copied
         if copied:
@@ -151,7 +159,9 @@ class ShardedVariable(CompositeVariable, Rows):
             return
         part = next(iter(self._by_rank.values()))
         self.is_cut = part.columns is not None and len(self._by_rank) > 1
-        first = min(self._by_rank, key=self._first_column)
+        first = min(
+            self._by_rank, key=lambda r: (self._by_rank[r].columns or (0,), r)
+        )
         self.is_first = first in replicas.ranks
         self._row = tuple(shape[1:])
         if part.columns is not None:
@@ -162,11 +172,9 @@ class ShardedVariable(CompositeVariable, Rows):
             self._rows_of_part,
             max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
-        self._channel = replicas.allocate(2)
+        self._channel = replicas.allocate(1)
         self._collect = Gathering(replicas, f"read '{self._shared_name}'")
-        row = tf.TensorSpec([], tf.int32)
-        self._gather = TracedOnce(self._gather_block, row)
-        self._swap = TracedOnce(self._swap_block, row)
+        self._swap = TracedOnce(self._swap_block, tf.TensorSpec([], tf.int32))
 
     @property
     def nbytes(self) -> int:
@@ -211,51 +219,6 @@ class ShardedVariable(CompositeVariable, Rows):
         if self.table is not None:
             self.table.assigned()
 
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] or [size], in the host's memory.
-
-        With several workers this is a collective: all must read the same rows.
-        """
-        self._require_values()
-        found: dict[Any, list[tuple[range, tf.Tensor]]] = {}
-        with tf.device("CPU:0"):
-            for part, at, rows in self._read_parts(start, size):
-                first, end = part.within(start, size)
-                first, end = max(first, at), min(end, at + rows.shape[0])
-                if first < end:
-                    mine = part.rows[first:end]
-                    places = range(
-                        mine.start - start, mine.stop - start, mine.step
-                    )
-                    of_columns = found.setdefault(part.columns, [])
-                    of_columns.append((places, rows[first - at : end - at]))
-            columns = [_in_order(each) for each in found.values()]
-            return concat(columns, 1)
-
-    def _read_parts(
-        self, start: int, size: int
-    ) -> Iterator[tuple[Part, int, tf.Tensor]]:
-        """Yields a block's rows: a part, its first row there, and the rows."""
-        if self.workers == 1:
-            for part, variable in self._sources():
-                first, end = part.within(start, size)
-                if first < end:
-                    at = part.offset + first
-                    rows = read_variable(variable, at, end - first)
-                    yield part, first, self._unpadded(rows)
-            return
-        bounds = [p.within(start, size) for p in self._by_rank.values()]
-        end = max(each[1] for each in bounds)
-        for row in range(min(each[0] for each in bounds), end, self._block):
-            # The last block may overlap the one before, since all have one
-            # shape.
-            row = max(0, min(row, self._rows_of_part - self._block))
-            with self._together("read"):
-                gathered = self._gather(tf.constant(row))
-            by_rank = tf.reshape(gathered, [-1, self._block, *self._row])
-            for rank, part in self._by_rank.items():
-                yield part, row, by_rank[rank]
-
     def _sources(self) -> list[tuple[Part, tf.Variable]]:
         """Returns the parts to read here, with each row and column once."""
         parts = list(zip(self._parts, self._variables, strict=True))
@@ -273,11 +236,10 @@ class ShardedVariable(CompositeVariable, Rows):
         """Returns the rows of parts that have columns of the same rows."""
 
         def gather(wanted: np.ndarray) -> tf.Tensor:
-            columns = []
-            for part, variable in parts:
-                with tf.device(variable.device):
-                    numbers = tf.constant(part.offset + wanted, tf.int64)
-                    columns.append(self._unpadded(tf.gather(variable, numbers)))
+            columns = [
+                self._unpadded(read_variable(variable, part.offset + wanted))
+                for part, variable in parts
+            ]
             with tf.device("CPU:0"):
                 return concat(columns, 1)
 
@@ -285,39 +247,40 @@ class ShardedVariable(CompositeVariable, Rows):
         size = rows * math.prod(self.shape[1:]) * self.dtype.size
         return HeldRows(rows, size, gather)
 
-    def gather_rows(self, rows: np.ndarray) -> tf.Tensor:
+    def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         found = [(p, self._of_part(rows, p, v)) for p, v in self._sources()]
         return _joined(rows, found)
 
-    def collect_rows(self, rows: np.ndarray) -> tf.Tensor:
-        if self._replicas is None or self.workers == 1:
+    def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
+        self._require_values()
+        if self.replicas is None or self.workers == 1:
             return self.gather_rows(rows)
-        held = self._held_by_rank()
+        parts, variables = self._by_rank, iter(self._variables)
         none = np.zeros([0, *self._row], self.dtype.as_numpy_dtype)
-        here = [
-            self._of_part(rows, self._by_rank[rank], held[rank]).numpy()
-            if rank in held
-            else none
-            for rank in self._replicas.ranks
-        ]
-        by_rank = self._collect(here)
+        by_rank = self._collect(
+            [
+                self._of_part(rows, parts[rank], next(variables)).numpy()
+                if rank in parts
+                else none
+                for rank in self.replicas.ranks
+            ]
+        )
         return _joined(
             rows, [(p, by_rank[rank]) for rank, p in self._by_rank.items()]
         )
 
     def _of_part(
-        self, rows: np.ndarray, part: Part, variable: tf.Variable
+        self, rows: RowNumbers, part: Part, variable: tf.Variable
     ) -> tf.Tensor:
         """Returns those rows that a part has, in the host's memory."""
-        with tf.device(variable.device):
-            numbers = tf.constant(part.find(rows)[1], tf.int64)
-            values = self._unpadded(tf.gather(variable, numbers))
-        with tf.device("CPU:0"):
-            return tf.identity(values)
+        return self._unpadded(read_variable(variable, part.find(rows)[1]))
 
     def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows without a variable's columns beyond the table's."""
-        return rows if rows.shape.rank == 1 else rows[:, : self.shape[1]]
+        if rows.shape[1:] == self.shape[1:] or rows.shape.rank == 1:
+            return rows
+        with tf.device("CPU:0"):
+            return rows[:, : self.shape[1]]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets rows, [n, dim] or [n]; keeps those that this process has."""
@@ -326,94 +289,70 @@ class ShardedVariable(CompositeVariable, Rows):
         if self._on_write is not None:
             self._on_write(start, rows)
 
-    def save(self, key: str, session: Session) -> None:
-        """Writes the table; with several workers, each writes a part."""
-        if self._replicas is None or self.workers == 1:
-            super().save(key, session)
-            return
-        writer = session.writer(self._replicas)
-        shape, world = self.shape.as_list(), self._replicas.world
+    def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
+        if self.workers == 1:
+            return super().slices(key, save)
+        changed = save.changed_in(self.table)
+        if changed is None:
+            return self._slices_of_worker(key)
+        return self._changed_of_worker(key, changed.rows, save)
+
+    def _slices_of_worker(self, key: str) -> Iterator[TensorSlice]:
+        assert self.replicas is not None
+        shape, world = self.shape.as_list(), self.replicas.world
         if any(part.rows.step > 1 for part in self._parts):
             # A checkpoint has rows in table order: each worker writes every
             # world-th block, with rows from all workers.
             step = self._block * world
             for start in range(0, self._rows_of_part, step):
-                with self._together("save"):
+                action = f"save '{self._shared_name}'"
+                with long_waits.together(self.replicas, action):
                     swapped = self._swap(tf.constant(start))
-                ranks = self._replicas.ranks
+                ranks = self.replicas.ranks
                 for rank, rows in zip(ranks, swapped, strict=True):
                     row = (start + rank * self._block) * world
                     size = min(step, shape[0] - row)
                     if size > 0:
                         with tf.device("CPU:0"):
                             rows = tf.identity(rows[:size])
-                        writer.add_rows(key, shape, row, rows)
+                        yield TensorSlice(key, rows, shape, row)
             return
         for part, variable in zip(self._parts, self._variables, strict=True):
             column = part.columns[0] if part.columns else None
             for start, size in blocks(variable.shape, self.dtype):
-                rows = read_variable(variable, start, size)
-                writer.add_rows(key, shape, start, rows, column)
+                rows = read_variable(variable, range(start, start + size))
+                yield TensorSlice(key, rows, shape, start, column)
 
-    def save_changed(
-        self, key: str, session: Session, changed: ChangedRows
-    ) -> None:
-        """Writes changed rows; with several workers, each writes a part."""
-        replicas, rows = self._replicas, changed.rows
-        if replicas is None or self.workers == 1:
-            super().save_changed(key, session, changed)
-            return
-        starts, total = session.places(replicas, self.table)
-        writer = session.writer(replicas)
+    def _changed_of_worker(
+        self, key: str, rows: np.ndarray, save: Save
+    ) -> Iterator[TensorSlice]:
+        replicas = self.replicas
+        assert replicas is not None
         if any(len(p.rows) < self.shape[0] for p in self._by_rank.values()):
+            if self.table not in save.shared:
+                here = [len(rows)] + [0] * (replicas.local - 1)
+                save.shared[self.table] = self._collect.numbers(here)
+            counts = save.shared[self.table]
+            start, total = sum(counts[: replicas.ranks[0]]), sum(counts)
             if total or replicas.worker == 0:
-                self.write_changed(key, writer, rows, starts[0], total)
+                yield from self.slices_of(key, rows, start, total)
             return
         # The workers have columns of the same rows, or copies of a slot.
         parts = list(zip(self._parts, self._variables, strict=True))
         if self.is_first and (not len(rows) or self._parts[0].columns is None):
-            self.write_changed(key, writer, rows, 0, len(rows))
+            yield from self.slices_of(key, rows)
             return
-        if self.is_first and name_in(key) == PARAMETERS:
-            writer.add_blocks(in_delta(key, ROWS), tf.constant(rows, tf.int64))
+        if self.is_first:
+            yield from row_numbers(key, rows)
         shape = [len(rows), *self.shape[1:]]
         for part, variable in parts:
             if part.columns is None:
                 continue  # The first worker has written its copy.
             for at, size in blocks(shape, self.dtype):
                 values = self._of_part(rows[at : at + size], part, variable)
-                writer.add_rows(
-                    in_delta(key), shape, at, values, part.columns[0]
+                yield TensorSlice(
+                    in_delta(key), values, shape, at, part.columns[0]
                 )
-
-    def _first_column(self, rank: int) -> tuple[int, int]:
-        columns = self._by_rank[rank].columns
-        return columns[0] if columns else 0, rank
-
-    def _together(self, action: str) -> Any:
-        """Reports if the collective inside waits long for other workers."""
-        assert self._replicas is not None
-        name = f"'{self._shared_name}'"
-        return long_waits.together(self._replicas, f"{action} {name}")
-
-    def _held_by_rank(self) -> dict[int, tf.Variable]:
-        """Returns this process's variables by their replicas' ranks."""
-        assert self._replicas is not None
-        mine = [rank for rank in self._replicas.ranks if rank in self._by_rank]
-        return dict(zip(mine, self._variables, strict=True))
-
-    def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
-        """Gathers a block of rows of all replicas; zeros if one has no part."""
-        replicas, by_rank = self._replicas, self._held_by_rank()
-        assert replicas is not None
-        gathered = []
-        for i, rank in enumerate(replicas.ranks):
-            if rank in by_rank:
-                rows = tf.gather(by_rank[rank], start + tf.range(self._block))
-            else:
-                rows = tf.zeros([self._block, *self._row], self.dtype)
-            gathered.append(replicas.gather(i, rows, self._channel))
-        return gathered[0]
 
     def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
         """Exchanges rows so that local replicas get blocks in table order.
@@ -421,7 +360,7 @@ class ShardedVariable(CompositeVariable, Rows):
         Local replica of rank r gets the rows that all shards have at [start + r
         * block, start + (r + 1) * block).
         """
-        replicas, parts = self._replicas, self._by_rank
+        replicas, parts = self.replicas, self._by_rank
         assert replicas is not None
         # The ranks, sorted by their first rows.
         order = sorted(parts, key=lambda rank: parts[rank].rows.start)
@@ -432,7 +371,7 @@ class ShardedVariable(CompositeVariable, Rows):
             rows = tf.minimum(rows, shard.shape[0] - 1)
             shape = [replicas.world, -1, *self._row]
             mine = tf.reshape(tf.gather(shard, rows), shape)
-            got = replicas.all_to_all(i, mine, self._channel + 1)
+            got = replicas.all_to_all(i, mine, self._channel)
             axes = [1, 0, *range(2, len(shape))]
             got = tf.transpose(tf.gather(got, order), axes)
             swapped.append(tf.reshape(got, [-1, *self._row]))
@@ -445,26 +384,21 @@ class ShardedVariable(CompositeVariable, Rows):
                 "parts of a checkpoint are exchanged between steps: save "
                 "without experimental_enable_async_checkpoint."
             )
-        copy_for_saving(self, object_map, self.numpy)
+        copy_for_saving(self, object_map)
 
 
-def _joined(rows: np.ndarray, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:
+def _joined(rows: RowNumbers, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:
     """Returns rows by their numbers, of all parts and what each has of them."""
-    columns: dict[Any, list[tuple[np.ndarray, Any]]] = {}
-    for part, values in found:
-        places, _ = part.find(rows)
-        columns.setdefault(part.columns, []).append((places, values))
+    columns: dict[Any, list[tuple[tf.Tensor, tf.Tensor]]] = {}
     with tf.device("CPU:0"):
+        for part, values in found:
+            places = to_tensor(part.find(rows)[0], tf.int32)
+            each = places, tf.convert_to_tensor(values)
+            columns.setdefault(part.columns, []).append(each)
         joined = [
-            tf.dynamic_stitch(*zip(*each, strict=True))
-            for each in columns.values()
+            tf.dynamic_stitch(*zip(*parts, strict=True))
+            if len(parts) > 1
+            else parts[0][1]  # It has all rows, in order.
+            for parts in columns.values()
         ]
         return concat(joined, 1)
-
-
-def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:
-    """Puts rows at their places; the places are complete."""
-    if len(found) == 1:
-        return found[0][1]
-    places = [tf.range(r.start, r.stop, r.step) for r, _ in found]
-    return tf.dynamic_stitch(places, [rows for _, rows in found])

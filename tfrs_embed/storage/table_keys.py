@@ -1,4 +1,4 @@
-"""All shards' rows of a table with keys, read and written in key order.
+"""The keys of a table on all shards, and where their rows are.
 
 The row of a key depends on the order of requests and on the number of replicas.
 Users and checkpoints therefore see keys, counters, rows and slots sorted by
@@ -7,7 +7,6 @@ key.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     FREQUENCY,
-    KEYS,
     LAST_USED,
-    HeldRows,
 )
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
@@ -30,16 +27,13 @@ from tfrs_embed.storage.keyed_shard import KeyedShard
 
 #: The counters of keys with rows, each [n] int64.
 COUNTERS = (FREQUENCY, LAST_USED)
-#: The parts that are integers; the others are rows.
-INTEGERS = (KEYS, *COUNTERS, CANDIDATES)
 
 
 class TableKeys:
     """A table's keys, counters and rows, of this process's shards.
 
-    Its parts have names: "keys", "frequency", "last_used", "candidates",
-    "parameters" and the slots' names. `names` are "parameters" and the slots.
-    Errors name the table as `owner`.
+    `names` are "parameters" and the slots' names. A `KeyedVariable` reads and
+    writes each part. Errors name the table as `owner`.
     """
 
     def __init__(
@@ -54,35 +48,15 @@ class TableKeys:
         self.owner = f"Table '{table.name}'{layer}"
         self.room = KeyRoom(table, replicas.world, self.owner)
         self.replicas = replicas
-        self._gather = Gathering(replicas, f"read the keys of {self.owner}")
+        self.gather = Gathering(replicas, f"read the keys of {self.owner}")
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
 
-    def variables(self, name: str) -> list[tf.Variable]:
-        """Returns a part's variables; for integers, those of the parameters."""
-        name = "parameters" if name in INTEGERS else name
-        return [shard.variables[name] for shard in self.shards]
-
-    def row_shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a part's values for one key."""
-        if name in INTEGERS:
-            return (3,) if name == CANDIDATES else ()
-        return tuple(self.shards[0].variables[name].shape[1:])
-
     def by_ranks(self) -> list[tuple[int, KeyedShard]]:
         """Returns this process's shards, with their ranks."""
         return list(zip(self.replicas.ranks, self.shards, strict=True))
-
-    # Reading.
-
-    def counts(self, name: str = KEYS) -> list[int]:
-        """Returns each shard's length of a part; all workers must call."""
-        if name != CANDIDATES:
-            return self.numbers("size")
-        here = [np.array([len(s.integers(name))]) for s in self.shards]
-        return [int(array[0]) for array in self._gather(here)]
 
     def local_counts(self) -> dict[int, int]:
         """Returns the number of keys of this process's shards, by rank."""
@@ -90,73 +64,13 @@ class TableKeys:
 
     def numbers(self, name: str) -> list[int]:
         """Returns each shard's number of `KeyNumbers`; all workers call it."""
-        here = [
-            np.array([getattr(shard.key_table.numbers(), name)], np.int64)
-            for shard in self.shards
-        ]
-        return [int(array[0]) for array in self._gather(here)]
-
-    def read(self, name: str) -> np.ndarray:
-        """Returns a part of all shards, [n, ...], sorted by key.
-
-        Raises:
-            RuntimeError: another thread changed the keys meanwhile.
-        """
-        if name == KEYS:
-            return np.sort(self._all(KEYS))
-        before = self.moment()
-        found = self._all(name)
-        if name == CANDIDATES:
-            return found[np.argsort(found[:, 0])]
-        keys = self._all(KEYS)
-        self.require_moment(before, f"its {name} were read")
-        return found[np.argsort(keys)]
-
-    def _all(self, name: str) -> np.ndarray:
-        """Returns a part of all shards, shard after shard, by row in each."""
-        here = []
-        for shard in self.shards:
-            if name in INTEGERS:
-                here.append(shard.integers(name))
-            else:
-                here.append(shard.gather(name, shard.live().rows).numpy())
-        return np.concatenate(self._gather(here))
-
-    def held(self, name: str) -> list[HeldRows]:
-        """Returns a part's rows in this process's shards; no collective."""
-        row = 4 * math.prod(self.row_shape(name))
-        found = []
-        for shard in self.shards:
-            keys, rows, *_ = shard.live()
-
-            def gather(
-                wanted: np.ndarray,
-                shard: KeyedShard = shard,
-                rows: np.ndarray = rows,
-            ) -> tf.Tensor:
-                return shard.gather(name, rows[wanted])
-
-            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
-        return found
-
-    def collect(self, name: str, keys: np.ndarray) -> np.ndarray:
-        """Returns rows, [n, ...], of keys that have rows.
-
-        All workers must call with the same keys.
-        """
-        here = [
-            shard.gather(name, rows).numpy()
-            for shard, _, rows in self._located(keys)
-        ]
-        order = np.argsort(self.room.shards_of(keys), kind="stable")
-        found = np.empty((len(keys), *self.row_shape(name)), np.float32)
-        found[order] = np.concatenate(self._gather(here))
-        return found
+        here = [getattr(s.key_table.numbers(), name) for s in self.shards]
+        return self.gather.numbers(here)
 
     def have_rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns whether keys have rows in this process, [n] bool."""
         found = np.zeros(len(keys), bool)
-        for _, places, _ in self._located(keys):
+        for _, places, _ in self.located(keys):
             found[places] = True
         return found
 
@@ -166,20 +80,19 @@ class TableKeys:
         All workers must call with the same keys.
         """
         found = []
-        for _, places, rows in self._located(keys):
+        for _, places, rows in self.located(keys):
             here = np.full(len(keys), -1)
             here[places] = rows - FIRST_ROW
             found.append(here)
-        return np.max(self._gather(found), 0)
+        return np.max(self.gather(found), 0)
 
-    def statistics(self) -> np.ndarray:
-        """Returns the sums of all shards' statistics, and of their spills'.
+    def statistics(self) -> list[np.ndarray]:
+        """Returns `last`, `total` and `spill` of shards' `KeyNumbers`, [12].
 
-        [12] int64: `last`, `total` and `spill` of `KeyNumbers`.
+        The shards are those of this process.
         """
         numbers = [shard.key_table.numbers() for shard in self.shards]
-        here = [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
-        return np.sum(self._gather(here), 0)
+        return [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
 
     def moment(self) -> list[tuple[int, ...]]:
         """Returns numbers that change with this process's keys."""
@@ -199,44 +112,13 @@ class TableKeys:
                 f"{what}. Do it between steps, in the thread that trains."
             )
 
-    # Writing.
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Sets a part of all shards.
-
-        Keys, [n] int64 ascending, replace all keys, and get initial rows,
-        initial slots and counters of zero. Candidates replace all candidates.
-        Other parts, [n, ...], belong to the keys that exist.
+    def check_keys(self, keys: np.ndarray) -> None:
+        """Checks keys before they replace all keys.
 
         Raises:
-            ValueError: the shape is wrong, keys are not ascending, or a shard
-                has no room for them.
-            RuntimeError: with several workers, keys came after the last write
-                of keys.
+            ValueError: they aren't int64, [n] ascending, or a shard has no room
+                for them.
         """
-        if name == CANDIDATES:
-            candidates = checked_integers(name, values, 0, self.owner)
-            shard_of = self.room.shards_of(candidates[:, 0])
-            for rank, shard in self.by_ranks():
-                shard.set_known(candidates=candidates[shard_of == rank])
-        elif name == KEYS:
-            self.check_keys(values)
-            self.replace(values, {})
-        else:
-            keys = self._keys_to_write_for()
-            if name in COUNTERS:
-                values = checked_integers(name, values, len(keys), self.owner)
-            shape = (len(keys), *self.row_shape(name))
-            if values.shape != shape:
-                raise ValueError(
-                    f"{self.owner} holds {len(keys)} keys: its {name} have the "
-                    f"shape {list(shape)}, and can't be given a value of shape "
-                    f"{list(values.shape)}."
-                )
-            self.write_for(name, keys, values)
-
-    def check_keys(self, keys: np.ndarray) -> None:
-        """Checks keys before they are written; see `write`."""
         if keys.dtype != np.int64 or keys.ndim != 1:
             raise ValueError(
                 f"{self.owner}: keys must be int64 of shape [n], got "
@@ -273,10 +155,15 @@ class TableKeys:
             self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept
 
-    def _keys_to_write_for(self) -> np.ndarray:
-        """Returns the keys to which written rows belong."""
+    def keys_to_write_for(self) -> np.ndarray:
+        """Returns the keys to which written rows belong, ascending.
+
+        Raises:
+            RuntimeError: with several workers, keys came after the last write
+                of keys.
+        """
         if self.replicas.workers == 1:
-            return self.read(KEYS)
+            return np.sort(np.concatenate([s.live().keys for s in self.shards]))
         # Not a collective: the other workers may not be restoring.
         if self.moment() != self._written_at:
             raise RuntimeError(
@@ -287,7 +174,7 @@ class TableKeys:
 
     def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
         """Sets a part, [n, ...], of unique keys; skips keys without a row."""
-        for shard, places, rows in self._located(keys):
+        for shard, places, rows in self.located(keys):
             if name in COUNTERS:
                 live = shard.live()
                 known = getattr(live, name)
@@ -299,7 +186,7 @@ class TableKeys:
                 mine = tf.gather(values, places)
             shard.write_some(name, rows, tf.cast(mine, tf.float32))
 
-    def _located(
+    def located(
         self, keys: np.ndarray
     ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
         """Yields each shard, the indices of keys with rows there, the rows."""

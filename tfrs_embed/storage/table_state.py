@@ -11,24 +11,23 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.change_tracking import (
+    Moments,
+    TrackedTable,
+)
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
 from tfrs_embed.checkpoint.rows import (
-    ChangedRows,
     CheckpointValue,
-    HeldRows,
-    TrackedTable,
     VariableRows,
 )
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.change_moments import Moments
 from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.keyed_shard import KeyedShard
     from tfrs_embed.storage.retrieval import Exchange
     from tfrs_embed.storage.row_store import RowStore
     from tfrs_embed.storage.sharded import Part
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _ATTRIBUTES = frozenset(
     {
         *("exchange", "hashed_by", "known_since", "layer", "moments"),
-        *("restored_from", "rule_slots", "shards", "sources", "spec"),
+        *("restored_from", "rule_slots", "saved", "sources", "spec"),
         *("strategy", "variables"),
     }
 )
@@ -63,7 +62,8 @@ class TableState(Trackable, TrackedTable):
         rule_slots: the slots of the optimizer's rule, by name.
         sources: the parts of the table that this process holds, each row once,
             and the stores that hold them.
-        shards: the shards of keys that this process holds, of a table of keys.
+        saved: what checkpoints save and restore, a `CheckpointValue` for each
+            variable by name.
         exchange: finds the best rows if several workers divide the table.
         hashed_by: a feature whose hashing turns ids into rows; None: rows are
             ids or have keys.
@@ -73,7 +73,6 @@ class TableState(Trackable, TrackedTable):
     layer: Callable[[], Any]
     exchange: Exchange | None = None
     hashed_by: str | None = None
-    shards: Sequence[KeyedShard] = ()
 
     def __init__(
         self,
@@ -87,9 +86,8 @@ class TableState(Trackable, TrackedTable):
         self.variables: dict[str, Any] = {}
         self.rule_slots = optimizer.rule.slots() if optimizer else {}
         self.moments = moments
-        self.sources: Sequence[tuple[Part, RowStore]] = ()
         self._growing = False
-        self._saved: dict[str, CheckpointValue] = {}
+        self.saved: dict[str, Any] = {}
         if optimizer is not None:
             rate = SavedRate(f"{spec.name}/{LEARNING_RATE}", optimizer)
             self._track_trackable(rate, LEARNING_RATE)
@@ -111,11 +109,9 @@ class TableState(Trackable, TrackedTable):
         self,
         sources: Sequence[tuple[Part, RowStore]],
         exchange: Exchange | None = None,
-        shards: Sequence[KeyedShard] = (),
     ) -> None:
         """Says where this process holds the table; see the attributes."""
         self.sources, self.exchange = sources, exchange
-        self.shards = shards
 
     def belong_to(self, layer: Any, hashed_by: str | None) -> None:
         """Says whose table it is; see the attributes."""
@@ -132,7 +128,7 @@ class TableState(Trackable, TrackedTable):
         saved.initial = lambda start: self._initial(name, start)
         saved.growing = self._growing
         saved.table = self
-        self._saved[name] = saved
+        self.saved[name] = saved
         saver.mark(variable, saved)
         # This restores a value that a checkpoint is waiting to restore.
         self._track_trackable(variable, name, overwrite=True)
@@ -156,7 +152,7 @@ class TableState(Trackable, TrackedTable):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        for saved in self._saved.values():
+        for saved in self.saved.values():
             saved.exporting = save_type == "savedmodel"
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
@@ -167,84 +163,11 @@ class TableState(Trackable, TrackedTable):
     def _checkpoint_adapter(self, path: str) -> None:
         # The children may be restored much later.
         self._growing = growth.allowed()
-        for saved in self._saved.values():
+        for saved in self.saved.values():
             saved.growing = self._growing
 
     def step_restored(self) -> None:
         """Called when the layer's step exists and, if pending, was restored."""
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether the table's changes are tracked."""
-        return self.moments is not None and self.moments.tracking
-
-    def track_changes(self) -> None:
-        """Begins to track which rows change, for `changed`.
-
-        It takes one byte a row. All tables of the layer that are held like this
-        one are tracked too. A second call does nothing.
-
-        Raises:
-            NotImplementedError: a Keras layer or a TPU holds the table.
-            RuntimeError: a training step was traced before.
-        """
-        if self.moments is None:
-            raise NotImplementedError(
-                f"Table '{self.spec.name}' is held by a Keras layer or by a "
-                "TPU: which of its rows change is not known."
-            )
-        self.moments.track()
-
-    def moment(self) -> int:
-        """Ends a moment, for `changed`, and returns its number.
-
-        Call it eagerly, between steps. The numbers grow, and are those of this
-        process.
-
-        Raises:
-            RuntimeError: changes aren't tracked; see `track_changes`.
-        """
-        return self._tracked().end()
-
-    def changed(self, since: int) -> ChangedRows:
-        """Returns the rows that have changed since a moment.
-
-        These are the rows that this process holds. They were updated, assigned
-        to, or given to other keys, in the table or in slots. After many moments
-        some that changed a little earlier are among them. Call it eagerly,
-        between steps.
-
-        Example:
-            >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
-            >>> layer = tfrs_embed.PartialTPUEmbedding(
-            ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
-            ... )
-            >>> layer.build()
-            >>> movies = layer.tables["movie"]
-            >>> movies.track_changes()
-            >>> before = movies.moment()
-            >>> with tf.GradientTape() as tape:
-            ...     loss = tf.reduce_sum(layer(tf.constant([5, 3, 5])))
-            >>> _ = tape.gradient(loss, layer.trainable_variables)
-            >>> movies.changed(since=before).rows.tolist()
-            [3, 5]
-
-        Args:
-            since: a number that `moment` returned.
-
-        Raises:
-            ValueError: there is no such moment, or the table was restored after
-                it.
-            RuntimeError: changes aren't tracked; see `track_changes`.
-        """
-        mark = self._mark_of(since)
-        found = []
-        for part, store in self.sources:
-            here = store.marks.above(self.spec.name, mark) - part.offset
-            here = here[(here >= 0) & (here < len(part.rows))]
-            found.append(part.rows.start + here * part.rows.step)
-        rows = np.unique(np.concatenate([np.zeros([0], np.int64), *found]))
-        return ChangedRows(rows, np.zeros([0], np.int64), (len(rows),))
 
     def top_k(
         self, queries: Any, k: int, exclude: Any = None
@@ -332,48 +255,6 @@ class TableState(Trackable, TrackedTable):
             variables = [*store.variables(self.spec.name).values()]
             yield variables, tf.boolean_mask(row, here)
 
-    def restored(self, prefix: str | None) -> None:
-        """Begins to track anew, when a checkpoint `prefix` is restored."""
-        self.restored_from = prefix
-        if self.is_tracked and self.sources:
-            self.known_since = self.moment()
-            for _, store in self.sources:
-                store.marks.clear(self.spec.name)
-
-    def assigned(self) -> None:
-        """Notes that all rows may have changed."""
-        if self.is_tracked:
-            for _, store in self.sources:
-                store.marks.mark_some(self.spec.name, None)
-
-    def _tracked(self) -> Moments:
-        if self.moments is None or not self.moments.tracking:
-            raise RuntimeError(
-                f"Changes of table '{self.spec.name}' aren't tracked: call its "
-                "track_changes before the first training step."
-            )
-        return self.moments
-
-    def _mark_of(self, since: int) -> int:
-        """Returns the mark above which rows have changed since a moment."""
-        moments, where = self._tracked(), f"Table '{self.spec.name}'"
-        if not 0 <= since < moments.present:
-            raise ValueError(
-                f"{where}: since must be a number that moment() returned, "
-                f"below {moments.present}, got {since}."
-            )
-        if since < self.known_since:
-            raise ValueError(
-                f"{where} was restored, or lost sight of its changes, at "
-                f"moment {self.known_since}: what changed since {since} isn't "
-                "known."
-            )
-        return moments.mark_of(since)
-
-    def held(self, name: str) -> list[HeldRows]:
-        """Returns this process's rows of "parameters" or a slot."""
-        return self._saved[name].held()
-
     @property
     def table(self) -> Any:
         """The rows, [vocabulary_size, dim] of the table's dtype."""
@@ -382,7 +263,8 @@ class TableState(Trackable, TrackedTable):
     @property
     def slots(self) -> dict[str, Any]:
         """The slots by name: of the table's shape, or a number for each row."""
-        return {k: v for k, v in self.variables.items() if k != PARAMETERS}
+        made = self.variables
+        return {name: made[name] for name in self.rule_slots if name in made}
 
 
 class Tables(Trackable, Mapping[str, TableState]):

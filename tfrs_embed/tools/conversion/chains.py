@@ -144,4 +144,4 @@ def _copy(
         return
     for start, size in blocks(shape, reader.dtypes[name]):
         rows = reader.read_rows(name, start, size)
-        writer.add_rows(name, shape, start, rows)
+        writer.add(name, rows, shape, start)

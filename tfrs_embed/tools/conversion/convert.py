@@ -6,18 +6,17 @@ import dataclasses
 import functools
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter
+from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice
 from tfrs_embed.checkpoint.names import from_key
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
-from tfrs_embed.checkpoint.rows import SCALE, CheckpointValue
-from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.rows import SCALE, CheckpointValue, Save
 from tfrs_embed.compat.files import temporary_folder
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.ops.update import PARAMETERS
@@ -165,10 +164,10 @@ def write_checkpoint(
             continue
         place += ["tables", table.name] if table.name else ["table"]
         for name, column in {**table.parts, **table.columns}.items():
-            write = functools.partial(_write_rows, column, progress)
+            write = functools.partial(_slices_of_column, column, progress)
             _track(root, [*place, name], _Written(write))
         if table.learning_rate is not None:
-            write = functools.partial(_write_rate, table.learning_rate)
+            write = functools.partial(_slices_of_rate, table.learning_rate)
             _track(root, [*place, LEARNING_RATE], _Written(write))
     for layer, step in contents.steps.items():
         _track(root, [*_parts(layer), "step"], _counter(step))
@@ -219,13 +218,15 @@ def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
 
 
 class _Written(Trackable, CheckpointValue):
-    """An object whose value a function writes under a key."""
+    """An object whose value a function returns in slices, given its key."""
 
-    def __init__(self, write: Callable[[BundleWriter, str], None]) -> None:
-        self._write = write
+    def __init__(
+        self, slices_of: Callable[[str], Iterable[TensorSlice]]
+    ) -> None:
+        self._slices_of = slices_of
 
-    def save(self, key: str, session: Session) -> None:
-        self._write(session.writer(), key)
+    def slices(self, key: str, save: Save) -> Iterable[TensorSlice]:
+        return self._slices_of(key)
 
     def check(self, key: str, reader: BundleReader) -> None:
         raise NotImplementedError
@@ -234,19 +235,18 @@ class _Written(Trackable, CheckpointValue):
         raise NotImplementedError
 
 
-def _write_rows(
-    column: Column,
-    progress: Callable[[int], None],
-    writer: BundleWriter,
-    key: str,
-) -> None:
-    with tf.device("CPU:0"):
-        if not column.shape[0]:
-            writer.add(key, tf.zeros(column.shape, column.dtype))
-        for start, rows in column.blocks(progress):
+def _slices_of_column(
+    column: Column, progress: Callable[[int], None], key: str
+) -> Iterator[TensorSlice]:
+    if not column.shape[0]:
+        with tf.device("CPU:0"):
+            none = tf.zeros(column.shape, column.dtype)
+        yield TensorSlice(key, none)
+    for start, rows in column.blocks(progress):
+        with tf.device("CPU:0"):
             values = tf.cast(rows, column.dtype)
-            writer.add_rows(key, column.shape, start, values)
+        yield TensorSlice(key, values, column.shape, start)
 
 
-def _write_rate(rate: float, writer: BundleWriter, key: str) -> None:
-    writer.add(key, rate)
+def _slices_of_rate(rate: float, key: str) -> Iterator[TensorSlice]:
+    yield TensorSlice(key, rate)

@@ -163,7 +163,8 @@ class TableMonitor:
 
             files = FileReport(*in_memory(state.spec))
         now = rows.read(state, self._sample)
-        held = {name: state.held(name) for name in (PARAMETERS, *state.slots)}
+        names = (PARAMETERS, *state.slots)
+        held = {name: state.saved[name].held() for name in names}
         report = TableReport(
             table=state.spec.name,
             rows=sum(part.rows for part in held[PARAMETERS]),

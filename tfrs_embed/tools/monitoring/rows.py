@@ -48,7 +48,7 @@ def read(state: TableState, most: int | None) -> ReadRows:
         most: about how many rows of a shard to read; None: all.
     """
     slots = [
-        (state.held(name), slot.initial)
+        (state.saved[name].held(), slot.initial)
         for name, slot in state.rule_slots.items()
     ]
     dtype = state.table.dtype.as_numpy_dtype
@@ -57,7 +57,7 @@ def read(state: TableState, most: int | None) -> ReadRows:
     lengths = [np.zeros(0, np.float32)]
     untouched = [np.zeros(0, bool)]
     nonfinite, offset = 0, 0
-    for shard, part in enumerate(state.held(PARAMETERS)):
+    for shard, part in enumerate(state.saved[PARAMETERS].held()):
         numbers = sample(part, most)
         kept = sample(part, min(most or KEPT_ROWS, KEPT_ROWS))
         ids.append(kept + offset if part.keys is None else part.keys[kept])

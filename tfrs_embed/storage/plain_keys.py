@@ -1,0 +1,386 @@
+"""The keys of a shard in plain Python, for machines without kernels.
+
+It is slow. `kernels/cc/key_table.h` explains the operations, which have the
+names of the kernels'.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.compat.unmirrored import make_variable
+from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
+
+# The operations that take one table; the others take several.
+_OF_ONE_TABLE = ("export", "replace", "remove", "take_removed")
+# The ranks of operations' results, all int64; and the operations whose first
+# result has the shape of their first input.
+_RANKS = {
+    "info": [2],
+    "find": [1, 1],
+    "check": [1, 0],
+    "publish": [0],
+    "reserve": [1] * 7,
+    "commit": [1] * 7,
+    "export": [1] * 4,
+    "replace": [0],
+    "remove": [1],
+    "take_removed": [1, 1],
+}
+_LIKE_INPUT = ("find", "check", "reserve", "commit", "remove")
+
+# The commit of a step that fails before its publication stays unpublished,
+# until so many others follow.
+_MOST_UNPUBLISHED = 16
+_BITS = 2**64 - 1
+
+#: What is known of keys: each one's row, `ABSENT` for a candidate, its
+#: frequency, and the step of its last use.
+_Known = dict[int, list[int]]
+_NEW = [ABSENT, 0, 0]
+
+
+def run(tables: Sequence[PlainKeys], name: str, *inputs: Any) -> Any:
+    """Runs the operation with this name, a method of `PlainKeys`."""
+    # Graphs may outlive everything else: see EngineLayer.
+    references = [weakref.ref(table) for table in tables]
+
+    def call(before: Any, *values: Any) -> list[np.ndarray]:
+        del before  # An input, so that the call is no constant.
+        alive = [reference() for reference in references]
+        if None in alive:
+            raise RuntimeError("The table of these keys is gone.")
+        with _LOCK:
+            found = _call(alive, name, values)
+        return [np.asarray(each, np.int64) for each in found]
+
+    # Functions can't order calls of Python by a resource. TensorFlow would
+    # order the calls of all tables, so that one replica would wait for another
+    # that waits for it. Each call reads and writes these variables instead.
+    calls = [table.calls for table in tables]
+    before = tf.add_n([each.read_value() for each in calls])
+    outputs = tf.nest.flatten(  # There may be one only.
+        tf.numpy_function(
+            call,
+            [before, *inputs],
+            [tf.int64] * len(_RANKS[name]),
+            stateful=False,
+        )
+    )
+    with tf.control_dependencies(outputs):
+        # Grappler removes a call whose result is not used.
+        one = outputs[0] if name == "publish" else 1
+        for each in calls:
+            each.assign_add(one)
+    for output, rank in zip(outputs, _RANKS[name], strict=True):
+        output.set_shape([None] * rank)
+    if name in _LIKE_INPUT:
+        outputs[0].set_shape(inputs[0].shape)
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+_LOCK = threading.Lock()
+
+
+def _call(tables: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Calls the tables' methods, each with its part; joins the results."""
+    if name in _OF_ONE_TABLE:
+        return getattr(tables[0], name)(*values)
+    if name == "info":
+        return [np.stack([table.info() for table in tables])]
+    if name == "publish":
+        for table, version in zip(tables, np.ravel(values[0]), strict=True):
+            table.publish(version)
+        return [1]
+    entries, table_of, *others = values
+    first, rest = np.zeros(len(entries), np.int64), []
+    for i, table in enumerate(tables):
+        mine = table_of == i if len(tables) > 1 else slice(None)
+        if name in ("reserve", "commit"):
+            # Counts and reserved rows are for entries, the step is for all.
+            *each, step = others
+            given = [v[mine] if len(v) else v for v in each] + [int(step)]
+        else:
+            given = [np.ravel(v)[i] for v in others]  # Versions, for "check".
+        first[mine], *more = getattr(table, name)(entries[mine], *given)
+        rest.append([np.atleast_1d(each) for each in more])
+    joined = [np.concatenate(each) for each in zip(*rest, strict=True)]
+    return [first, np.sum(joined)] if name == "check" else [first, *joined]
+
+
+class PlainKeys:
+    """The keys of a table. `calls` is a variable that orders operations."""
+
+    def __init__(self, rules: KeyRules) -> None:
+        self.calls = make_variable(tf.constant(0, tf.int64), "calls")
+        self._rules = rules
+        self._capacity = rules.capacity
+        self._last_spare = ABSENT  # The last row that `reserve` returned.
+        # The last keys that lost their rows; None: nobody asks for them.
+        self._removed: collections.deque[int] | None = None
+        self._live: _Known = {}
+        self._candidates: _Known = {}
+        self._statistics = np.zeros([8], np.int64)
+        # The version in which each row was last written.
+        self._written = np.zeros([FIRST_ROW + rules.capacity], np.int64)
+        self._version = 0
+        self._unpublished: list[int] = []
+
+    def info(self) -> list[int]:
+        """Returns the numbers of `KeyTable.info`; there is no spill."""
+        sizes = [len(self._live), self._capacity, len(self._written)]
+        last = [len(self._unpublished), 0, 0, 0, 0]
+        return [*sizes, *self._statistics, *last]
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
+        return self._published(self._rows(keys)), self._version
+
+    def check(self, rows: np.ndarray, version: int) -> tuple[Any, Any]:
+        changed = self._written[rows] > version
+        return np.where(changed, ABSENT, rows), np.sum(changed)
+
+    def publish(self, version: int) -> None:
+        if version in self._unpublished:
+            self._unpublished.remove(version)
+
+    def reserve(
+        self, keys: np.ndarray, counts: np.ndarray, number: int
+    ) -> tuple[Any, ...]:
+        return self._do_step(keys, counts, number, commits=False)
+
+    def commit(
+        self, keys: np.ndarray, counts: np.ndarray, hints: Any, number: int
+    ) -> tuple[Any, ...]:
+        del hints  # Keys are found without them.
+        return self._do_step(keys, counts, number, commits=True)
+
+    def _do_step(
+        self, keys: np.ndarray, counts: np.ndarray, number: int, commits: bool
+    ) -> tuple[Any, ...]:
+        """Returns a table's part of `KeyRows`."""
+        entries = _entries(keys, counts)
+        known, admitted, hits = self._count(entries, number)
+        gone, capacity, lacking = self._make_room(known, len(admitted), number)
+        new, none = np.zeros([0], np.int64), TRASH if commits else ABSENT
+        version = 0 if commits else self._version
+        if not lacking:
+            if commits:
+                self._capacity = capacity
+                self._remove(gone)
+            self._add_rows(max(capacity, len(self._live) + len(admitted)))
+            free, start = self._free_rows(), 0
+            if not commits:
+                # Other rows than before, if there are enough.
+                start = int(np.searchsorted(free, self._last_spare, "right"))
+            places = start + np.arange(len(admitted))
+            new = free[places % max(1, len(free))]
+        new_keys = admitted[: len(new)]
+        for key, row in zip(new_keys, new.tolist(), strict=True):
+            known[key][0] = row
+        found = [known[key][0] if n > 0 else ABSENT for key, n in entries]
+        rows = np.array(found, np.int64)
+        if not commits:
+            rows = self._published(rows)
+        if len(new):
+            version = self._mark(new)
+            if commits:
+                self._unpublished.append(version)
+                del self._unpublished[:-_MOST_UNPUBLISHED]
+            else:
+                self._last_spare = new[-1]
+        if commits and not lacking:
+            rejected = self._keep(known)
+            last = len(new), len(gone), rejected, hits
+            self._statistics[:4] = last
+            self._statistics[4:] += last
+        rows = np.where(rows == ABSENT, none, rows)
+        sizes = len(new), lacking, len(self._written), version
+        return rows, new_keys, new, *sizes
+
+    def _keep(self, known: _Known) -> int:
+        """Keeps what is known after a step; returns how many lack rows."""
+        absent = {k: v for k, v in known.items() if v[0] == ABSENT}
+        for key in known.keys() - absent.keys():
+            self._candidates.pop(key, None)
+            self._live[key] = known[key]
+        self._candidates.update(absent if self._rules.threshold else {})
+        self._forget()
+        return len(absent)
+
+    def export(self, candidates: bool) -> tuple[Any, ...]:
+        known = self._candidates if candidates else self._live
+        each = [(key, *of_key) for key, of_key in known.items()]
+        return (*np.array(each, np.int64).reshape([-1, 4]).T,)
+
+    def replace(self, *arrays: np.ndarray) -> list[int]:
+        live, seen = np.stack(arrays[:3], 1), np.stack(arrays[3:6], 1)
+        self._capacity = self._grown(len(live))
+        self._add_rows(self._capacity)
+        self._live = {
+            key: [row, *counters]
+            for row, (key, *counters) in enumerate(live.tolist(), FIRST_ROW)
+        }
+        self._candidates = {
+            key: [ABSENT, *counters]
+            for key, *counters in seen.tolist()
+            if self._rules.threshold and key not in self._live
+        }
+        self._forget()
+        self._unpublished = [self._mark(np.arange(len(self._written)))]
+        return [self._version]
+
+    def remove(self, keys: np.ndarray, evicted: bool) -> list[np.ndarray]:
+        rows = self._rows(keys)
+        gone = {*keys.tolist()}
+        for key in gone & self._candidates.keys():
+            del self._candidates[key]
+        gone &= self._live.keys()
+        self._remove(gone)
+        self._statistics[5] += evicted * len(gone)
+        return [rows]
+
+    def take_removed(self) -> tuple[Any, ...]:
+        removed = self._removed
+        self._removed = collections.deque(maxlen=2 * self._capacity + 1)
+        if removed is None:
+            return [], [False]
+        return [*removed], [len(removed) == removed.maxlen]
+
+    def _count(
+        self, entries: Sequence[tuple[int, int]], number: int
+    ) -> tuple[_Known, list[int], int]:
+        """Counts a step's keys; changes nothing.
+
+        Returns what is known of them after the step, the ones that get rows,
+        ascending, and the occurrences of keys with rows.
+        """
+        known: _Known = {}
+        hits = 0
+        for key, count in entries:
+            if count > 0:
+                before = self._live.get(key) or self._candidates.get(key, _NEW)
+                row, frequency, _ = known.get(key, before)
+                known[key] = [row, frequency + count, number]
+                hits += count * (row != ABSENT)
+        admitted = [
+            key
+            for key, (row, frequency, _) in sorted(known.items())
+            if row == ABSENT and self._admits(key, frequency, number)
+        ]
+        return known, admitted, hits
+
+    def _make_room(
+        self, known: _Known, admitted: int, number: int
+    ) -> tuple[list[int], int, int]:
+        """Decides how a step's keys find room; changes nothing.
+
+        Returns the keys to evict, the capacity, and how many rows lack.
+        """
+        rules, needed = self._rules, len(self._live) + admitted
+        if needed <= self._capacity:
+            return [], self._capacity, 0
+        others = {k: v for k, v in self._live.items() if k not in known}
+        # Expired keys are evicted before the capacity grows, others after.
+        gone = 0
+        if rules.ttl:
+            last = number - rules.ttl
+            gone = sum(last_used < last for *_, last_used in others.values())
+            gone = max(0, min(gone, needed - self._capacity))
+        capacity = self._grown(needed - gone)
+        lacking = max(0, needed - gone - capacity)
+        if rules.evicts and rules.policy != "none":
+            more = min(lacking, len(others) - gone)
+            gone, lacking = gone + more, lacking - more
+        by_frequency = rules.policy == "lfu"
+        return _first_to_go(others, gone, by_frequency), capacity, lacking
+
+    def _admits(self, key: int, occurrences: int, number: int) -> bool:
+        """Whether a key without a row gets one."""
+        rules = self._rules
+        if rules.threshold:
+            return occurrences >= rules.threshold
+        if rules.probability == 1:
+            return True
+        bits = _mix((rules.seed & _BITS) ^ _mix(key & _BITS))
+        uniform = (_mix(bits + number) >> 11) * 2.0**-53
+        return bool(uniform < 1 - (1 - rules.probability) ** occurrences)
+
+    def _grown(self, keys: int) -> int:
+        """Returns the capacity for so many keys, or the largest allowed."""
+        capacity = self._capacity
+        while capacity < keys and capacity < self._rules.max_capacity:
+            capacity = min(2 * capacity, self._rules.max_capacity)
+        return capacity
+
+    def _rows(self, keys: np.ndarray) -> np.ndarray:
+        rows = [self._live.get(key, _NEW)[0] for key in keys.tolist()]
+        return np.array(rows, np.int64)
+
+    def _remove(self, keys: Collection[int]) -> None:
+        """Removes keys with rows, and notes them."""
+        for key in keys:
+            del self._live[key]
+        if self._removed is not None:
+            self._removed.extend(keys)
+
+    def _forget(self) -> None:
+        """Drops the candidates seen longest ago if there are too many."""
+        excess = len(self._candidates) - self._rules.candidates
+        for key in _first_to_go(self._candidates, excess):
+            del self._candidates[key]
+
+    def _add_rows(self, keys: int) -> None:
+        """Makes at least the rows of so many keys."""
+        more = max(0, FIRST_ROW + keys - len(self._written))
+        self._written = np.pad(self._written, (0, more))
+
+    def _free_rows(self) -> np.ndarray:
+        """Returns the rows without a key."""
+        free = np.arange(len(self._written)) >= FIRST_ROW
+        free[[row for row, *_ in self._live.values()]] = False
+        return np.flatnonzero(free)
+
+    def _published(self, rows: np.ndarray) -> np.ndarray:
+        """Returns rows, `ABSENT` for those whose commit is unpublished."""
+        hidden = np.isin(self._written[rows], self._unpublished)
+        return np.where(hidden, ABSENT, rows)
+
+    def _mark(self, rows: np.ndarray) -> int:
+        """Marks rows as written; returns the new version."""
+        self._version += 1
+        self._written[rows] = self._version
+        return self._version
+
+
+def _entries(keys: np.ndarray, counts: np.ndarray) -> list[tuple[int, int]]:
+    """Returns a step's entries, each a key and how often it occurs."""
+    counts = counts if len(counts) else np.ones_like(keys)
+    return list(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
+def _first_to_go(
+    known: _Known, count: int, by_frequency: bool = False
+) -> list[int]:
+    """Returns up to `count` of the keys, in the order of eviction."""
+
+    def order(key: int) -> tuple[int, int, int]:
+        _, frequency, last_used = known[key]
+        return by_frequency * frequency, last_used, key
+
+    return heapq.nsmallest(count, known, order)
+
+
+def _mix(bits: int) -> int:
+    """Applies splitmix64's finaliser to 64 bits."""
+    bits = (bits + 0x9E3779B97F4A7C15) & _BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
+    return bits ^ (bits >> 31)
