@@ -419,7 +419,7 @@ def test_keys_in_steps_are_spread_and_keep_their_rows(strategy, key):
     table = layer.tables["items"]
     np.testing.assert_array_equal(table.keys(), sorted(keys))
     sizes = np.bincount([shard_of(k, world) for k in keys], minlength=world)
-    assert table.built("counts").numbers("size") == sizes.tolist()
+    assert table.counts() == sizes.tolist()
     assert table.statistics()["in_all"]["evicted"] == 0
     assert min(sizes) > 0
 

@@ -178,6 +178,10 @@ class DynamicTable(TableState):
         """The number of keys with rows."""
         return sum(self.built("size").numbers("size"))
 
+    def counts(self) -> list[int]:
+        """Returns each shard's number of keys; all workers must call it."""
+        return self.built("the number of keys").numbers("size")
+
     @property
     def capacity(self) -> int:
         """The number of keys for which there is room now."""
