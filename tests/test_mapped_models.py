@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import layers
-from process_tiers import on
+from process_tiers import nightly, on
 from served_delta_models import SPECS, Trainer, answers, apply, load
 from tfrs_embed.serving import export, export_delta
 from tfrs_embed.tools.conversion import reading
@@ -82,6 +82,7 @@ def test_a_loaded_table_is_the_file(tmp_path):
     assert not mappings_of(path)
 
 
+@nightly(lambda rows: rows in ("bfloat16", "float16", "int8"))
 @pytest.mark.parametrize(
     "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
 )
