@@ -250,6 +250,11 @@ def is_first(case):
     return of_any_world(case) and case.engine in engines and plain
 
 
+def is_first_of(*engines):
+    """Whether a case is the first of its kind, of some engines."""
+    return lambda case: is_first(case) and case.engine in engines
+
+
 # What most changes to an engine would break.
 STEPS = on("mirrored:2", when=is_first)
 # Others find little there that one device's tests and STEPS don't.
@@ -516,7 +521,7 @@ def test_gradients_of_keras_tables(case, strategy):
         *nightly(Case("dense", "adam", kinds=FEW, steps=1)),
     ],
 )
-@STEPS
+@on("mirrored:2", when=is_first_of("sharded", "columns"))
 @OTHERS
 def test_invalid_ids_count_as_absent(case, strategy):
     layer, reference = case.build(strategy, invalid_ids="zero")
@@ -544,7 +549,7 @@ def test_invalid_ids_count_as_absent(case, strategy):
         )
     ],
 )
-@STEPS
+@on("mirrored:2", when=is_first_of("distributed_both", "hot_rows"))
 @OTHERS
 def test_a_bad_id_of_one_replica_changes_nothing(case, strategy):
     layer, reference = case.build(strategy)
