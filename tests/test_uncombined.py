@@ -17,7 +17,7 @@ from training_helpers import (
     train,
 )
 
-pytestmark = on("keras:3", tier="more")
+pytestmark = on("keras:3", tier="nightly")
 
 ROWS, DIM = 40, 4
 HISTORY = [[3, 7, 3], [], [0], [39, 3]]
@@ -467,6 +467,7 @@ def batches(*labels):
     return tf.data.Dataset.from_tensors((inputs, *labels))
 
 
+@on("keras:3", tier="more")
 @KINDS
 @pytest.mark.parametrize("form", ["functional", "own"])
 def test_fit_predict_save_and_serve(kind, form, tmp_path):
