@@ -594,6 +594,11 @@ def fit(model, *texts):
 
 
 @on("keras:3", tier="more")
+@nightly(
+    lambda kind, form: (
+        kind == "embedding" and form not in ("keras", "checkpoint")
+    )
+)
 @pytest.mark.parametrize("kind", ["names", "embedding"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfrs_embed
 from hashing_reference import HASHINGS
 from keras_under_test import keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
 from training_helpers import (
     assert_unchanged,
@@ -468,6 +468,7 @@ def batches(*labels):
 
 
 @on("keras:3", tier="more")
+@nightly(lambda kind, form: form == "own" and kind != "engine")
 @KINDS
 @pytest.mark.parametrize("form", ["functional", "own"])
 def test_fit_predict_save_and_serve(kind, form, tmp_path):
