@@ -15,7 +15,11 @@ from tfrs_embed.serving import export, export_delta
 from tfrs_embed.tools.conversion import reading
 from training_helpers import mappings_of
 
-pytestmark = [pytest.mark.xdist_group("mapped"), on("keras:3", tier="nightly")]
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.xdist_group("mapped"),
+    on("keras:3", tier="nightly"),
+]
 
 #: 10 MB of float32.
 ROWS, DIM = 40_000, 64

@@ -21,7 +21,11 @@ from tfrs_embed.serving import export
 from tfrs_embed.tools.conversion import reading
 from training_helpers import differentiate, files_in, train
 
-pytestmark = [pytest.mark.xdist_group("serving"), on("keras:3", tier="nightly")]
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.xdist_group("serving"),
+    on("keras:3", tier="nightly"),
+]
 
 ROWS, DIM = 50, 4
 #: Dtypes of exported rows: all at night, else those that differ in kind.

@@ -29,6 +29,7 @@ from tfrs_embed.serving.applying import IDS
 from training_helpers import change_byte, save_tensors
 
 pytestmark = [
+    pytest.mark.tools,
     pytest.mark.xdist_group("serving_deltas"),
     on("keras:3", tier="nightly"),
 ]

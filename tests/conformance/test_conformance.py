@@ -556,13 +556,16 @@ def test_invalid_ids_count_as_absent(case, strategy):
         Case("hot_rows", "adam", kinds=("dense",)),
     ],
     tpu=[
-        Case(engine, "adam", kinds=("dense",))
-        for engine in (
-            "sparse",
-            "dense",
-            "distributed_sparse",
-            "distributed_dense",
-        )
+        *(
+            Case(engine, "adam", kinds=("dense",))
+            for engine in ("sparse", "distributed_dense")
+        ),
+        *nightly(
+            *(
+                Case(engine, "adam", kinds=("dense",))
+                for engine in ("dense", "distributed_sparse")
+            )
+        ),
     ],
 )
 @on("mirrored:2", when=is_first_of("distributed_both", "hot_rows"))
