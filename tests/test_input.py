@@ -20,6 +20,8 @@ from run_in_processes import TESTS, environment
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
+pytestmark = pytest.mark.tools
+
 ROWS = 29
 
 
