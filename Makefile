@@ -110,7 +110,7 @@ PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(PYTEST) -m "not (more or tools or docs)" $(ARGS)
 
-# Planner, reports, conversion, commands, monitoring, examples.
+# Planner, reports, conversion, commands, monitoring, serving, data, examples.
 test-tools: $(VENV)/.ready-test ## Run those of what no training step needs
 	$(PYTEST) -m "tools and not more" $(ARGS)
 

@@ -62,6 +62,9 @@ class Model(keras.Model):
                 table.track_changes()
         self.norm = keras.layers.BatchNormalization()
         self.dense = keras.layers.Dense(2)
+        # What a step makes while it is traced has it traced again.
+        for each in (self.norm, self.dense):
+            each.build((None, 3 * DIM + 16 * len(self.names)))
 
     def call(self, inputs, training=False):
         inputs = {**inputs, **{n: inputs["movie"] for n in self.names}}
@@ -87,7 +90,9 @@ class Trainer:
         self.size = 4 * strategy.num_replicas_in_sync
         with strategy.scope():
             self.model = Model(options)
-            self.model.compile(keras.optimizers.SGD(0.02), "mse")
+            optimizer = keras.optimizers.SGD(0.02)
+            optimizer.build(self.model.trainable_variables)
+            self.model.compile(optimizer, "mse")
         self.random = np.random.default_rng(1)
 
     def train(self, users, steps=2):

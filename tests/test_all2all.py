@@ -387,15 +387,19 @@ FORMATS = [
 def test_saved_model_continues_training_equally(tmp_path, form, hashed):
     keys, labels = make_data()
     model, layer = make_model(hashed, optimizer="adam")
+    # Tracing takes longer than all that is tested here.
+    model.run_eagerly = True
     model.fit(keys, labels, epochs=2, verbose=0)
     path = str(tmp_path / f"model.{form}")
     if form in ("keras", "h5"):
         model.save(path, save_format=form)
         other = keras.models.load_model(path)
+        other.run_eagerly = True
         again = other.layers[1]
     else:
         model.save_weights(path)
         other, again = make_model(hashed, optimizer="adam")
+        other.run_eagerly = True
         # Other keys, to be replaced; and the metrics' variables.
         other.fit((keys + 3) % CAPACITY, labels, verbose=0)
         other.load_weights(path)

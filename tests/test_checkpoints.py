@@ -579,7 +579,8 @@ def compiled(size_threshold, optimizer="adam", rows=5, trained=True, by="sgd"):
     inputs = {name: keras.Input((), dtype="int64") for name in sizes}
     outputs = keras.layers.Concatenate()(list(layer(inputs).values()))
     model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
-    model.compile(optimizer, "mse")
+    # Tracing takes longer than all that is tested here.
+    model.compile(optimizer, "mse", run_eagerly=True)
     if trained:
         fit(model)
     return model

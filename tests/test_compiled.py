@@ -11,7 +11,7 @@ from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.compat import strategies
 from training_helpers import assert_unchanged, differentiate, state, tables_of
 
-pytestmark = on("keras:3", tier="more")
+pytestmark = on("keras:3", tier="nightly")
 
 IDS = {
     "a": np.array([0, 1, 2, 49, 3]),
@@ -261,6 +261,7 @@ def test_xla_trains_a_plain_layer(combiner):
     assert not np.any(gradient)
 
 
+@on("keras:3", tier="more")
 @nightly(lambda threshold: threshold is None)
 @pytest.mark.parametrize("threshold", [0, None], ids=str)
 def test_compiled_models_are_trained_as_others(threshold):

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfrs_embed
 from delta_checkpoints import Job, check_chain, restored
 from keras_under_test import layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import serving
 from tfrs_embed.checkpoint import DeltaManager, bundle, chain
 from training_helpers import (
@@ -38,6 +38,12 @@ def background(request, monkeypatch):
     return request.param
 
 
+@nightly(
+    lambda placement, background, both_implementations: (
+        background
+        == ((placement == "one") == (both_implementations == "kernels"))
+    )
+)
 @pytest.mark.parametrize("placement", ["one", "keys"])
 def test_a_delta_restores_what_a_full_checkpoint_would(
     placement, tmp_path, background, both_implementations
@@ -301,7 +307,7 @@ def test_a_broken_chain_restores_nothing(
     monkeypatch.chdir(folder)
     job = Job(tf.distribute.get_strategy(), "one")
     manager = DeltaManager(job.checkpoint, ".", full_every=1, max_to_keep=1)
-    job.train()
+    job.build()
     before, files = job.state(), files_in(tmp_path)
     for action in (manager.restore_or_initialize, manager.save):
         with pytest.raises((tf.errors.OpError, RuntimeError)) as error:

@@ -499,6 +499,8 @@ def train_model(model, seed):
 )
 def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
     model = make_model(seed=0)
+    # Tracing takes longer than what is tested here; files' models are traced.
+    model.run_eagerly = True
     for seed in range(3):
         train_model(model, seed)
     if how in ("keras", "tf"):
@@ -511,6 +513,7 @@ def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
         restored.load_weights(tmp_path / "model.weights.h5")
     else:
         restored = make_model()
+        restored.run_eagerly = True
         train_model(restored, 5)
         of = lambda m: tf.train.Checkpoint(m, optimizer=m.optimizer)  # noqa: E731
         path = of(model).save(str(tmp_path / "checkpoint"))

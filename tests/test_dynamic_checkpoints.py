@@ -594,6 +594,11 @@ def fit(model, *texts):
 
 
 @on("keras:3", tier="more")
+@nightly(
+    lambda kind, form: (
+        kind == "embedding" and form not in ("keras", "checkpoint")
+    )
+)
 @pytest.mark.parametrize("kind", ["names", "embedding"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
@@ -722,7 +727,7 @@ assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
 """
 
 
-@on("keras:3", tier="more")
+@on("keras:3", tier="nightly")
 def test_an_exported_model_needs_nothing_of_this_library(tmp_path):
     numbers = tfrs_embed.TableConfig(
         "numbers", 9, DIM, initializer(), keys=DynamicKeys("uint64")

@@ -18,7 +18,7 @@ from tfrs_embed import (
 )
 from training_helpers import assert_same, state
 
-pytestmark = on("keras:3", tier="more")
+pytestmark = on("keras:3", tier="nightly")
 
 InvalidArgument = tf.errors.InvalidArgumentError
 GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

@@ -12,7 +12,13 @@ import keras_under_test
 import tfrs_embed
 from dynamic_layers import normal, train, truncated, uniform
 from keras_under_test import keras, layers
-from process_tiers import nightly, on, with_kernels, without_kernels
+from process_tiers import (
+    has_kernels,
+    nightly,
+    on,
+    with_kernels,
+    without_kernels,
+)
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage import plain_keys
@@ -26,6 +32,11 @@ pytestmark = [
 InvalidArgument = tf.errors.InvalidArgumentError
 MODES = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 SEED = 3
+
+
+def of_other_mode(graph, both_implementations):
+    """Whether it is neither a graph with the kernels nor eager without."""
+    return has_kernels() and graph == (both_implementations == "tensorflow")
 
 
 def make(rows=6, optimizer="adagrad", kind=None, **options):
@@ -411,6 +422,7 @@ def test_two_layers_train_in_one_step():
 @pytest.mark.skipif(
     ON_GPU, reason="eager threads read wrong numbers: docs/one_device.md"
 )
+@nightly(of_other_mode)
 @MODES
 def test_threads_lose_no_key(graph):
     layer = make(rows=400)
@@ -812,6 +824,7 @@ def test_a_key_is_found_when_its_row_is_written(monkeypatch):
     assert look_up_known(layer, [1, 2, 7]) == [False, True, True]
 
 
+@nightly(of_other_mode)
 @MODES
 def test_another_thread_finds_a_keys_vector_or_zeros(graph):
     layer = make_known(rows=64)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import NUMBER, keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import embedding_lookup
 
 pytestmark = on("keras:3", tier="nightly")
@@ -294,6 +294,7 @@ def lstm():
 
 
 @on("keras:3")
+@nightly(lambda behind: behind == "lstm")
 @pytest.mark.parametrize("behind", ["loss", "lstm", "bidirectional"])
 def test_masks_weigh_losses_and_steps_as_with_keras(behind):
     ids = np.array([[3, 0, 0], [1, 2, 0], [0, 5, 4]], "int32")

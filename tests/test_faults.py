@@ -101,6 +101,7 @@ def test_the_others_end_and_the_job_resumes(
     assert resumed == {k: undisturbed[k] for k in ("3", "4", "5")}
 
 
+@nightly(lambda fault: fault == "stopped")
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_fit_of_keras_3_ends_and_resumes(tmp_path, fault):
     command = [sys.executable, str(TESTS / "strategies/fit3_worker.py")]

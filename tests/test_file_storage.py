@@ -521,7 +521,7 @@ def test_small_tables_are_in_files_too(tmp_path):
     assert assigned.reason == "it has a FileStorage, one replica"
 
 
-@on("mirrored:2")
+@on("mirrored:2", tier="more")
 def test_prefetch(tmp_path, strategy):
     """Batches stay the same, and so do the tables."""
     with strategy.scope():

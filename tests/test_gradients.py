@@ -75,11 +75,7 @@ def table_of(layer):
 
 
 # Without the kernels, which only the update sees, these find what others do.
-@nightly(
-    lambda both_implementations, mode: (
-        mode != "function" and without_kernels(both_implementations)
-    )
-)
+@nightly(without_kernels)
 @pytest.mark.parametrize(
     "mode",
     [

@@ -154,7 +154,7 @@ def padded(kind):
     return type(HASHINGS[kind])(**fields)
 
 
-@on("keras:3", tier="more", when=lambda kind: kind in ("mult", "multiplex"))
+@on("keras:3", tier="nightly", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("kind", HASHINGS)
 @pytest.mark.usefixtures("both_implementations")
 def test_padding_is_as_if_it_were_not_there(kind):
@@ -384,7 +384,7 @@ def test_bad_declarations(make, error, text):
         make()
 
 
-@on("keras:3", tier="more")
+@on("keras:3", tier="nightly")
 @pytest.mark.parametrize(
     ("hashing", "ids", "error", "text"),
     [

@@ -17,6 +17,8 @@ from process_tiers import on
 from run_in_processes import TESTS, environment
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
+pytestmark = pytest.mark.tools
+
 ROWS = 29
 
 

@@ -503,7 +503,10 @@ def test_saved_model_continues_training_equally(tmp_path, format):
         layer = make_layer(keras.optimizers.Adam(0.1))
         model = functional(layer)
         # Without state: not every format holds that of Keras's optimizers.
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        # One in a function, which takes long to trace.
+        model.compile(
+            keras.optimizers.SGD(0.1), "mse", run_eagerly=format != "keras"
+        )
         return model
 
     model = make()

@@ -318,6 +318,7 @@ def mixed_float16():
     keras.config.set_dtype_policy("float32")
 
 
+@nightly(lambda model_of: model_of is Subclassed)
 @pytest.mark.parametrize("model_of", [functional, Subclassed, OwnStep])
 def test_compiling_for_mixed_float16_scales_no_tables_gradient(
     mixed_float16, model_of

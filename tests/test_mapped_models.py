@@ -9,13 +9,17 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import layers
-from process_tiers import on
+from process_tiers import nightly, on
 from served_delta_models import SPECS, Trainer, answers, apply, load
 from tfrs_embed.serving import export, export_delta
 from tfrs_embed.tools.conversion import reading
 from training_helpers import mappings_of
 
-pytestmark = [pytest.mark.xdist_group("mapped"), on("keras:3", tier="nightly")]
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.xdist_group("mapped"),
+    on("keras:3", tier="nightly"),
+]
 
 #: 10 MB of float32.
 ROWS, DIM = 40_000, 64
@@ -82,6 +86,7 @@ def test_a_loaded_table_is_the_file(tmp_path):
     assert not mappings_of(path)
 
 
+@nightly(lambda rows: rows in ("bfloat16", "float16", "int8"))
 @pytest.mark.parametrize(
     "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
 )

@@ -10,11 +10,13 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import isolated_calls
 from invalid_graphs import GRAPHS
 from right_calls import CALLS, registered
+from sanitize import fuzz
 from wrong_calls import CASES, INVALID
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -26,6 +28,12 @@ def test_a_right_call_gives_the_right_numbers(name):
     for shapes in (False, True):
         call = CALLS[name]()
         call.check(call.run_in_graph(shapes=shapes))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_calls_give_the_right_numbers(seed):
+    """As `make sanitize` makes them, with sanitizers and many more."""
+    fuzz.try_all(np.random.default_rng(seed))
 
 
 def test_each_operation_has_right_calls_and_wrong_ones():

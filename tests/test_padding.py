@@ -13,7 +13,7 @@ from process_tiers import on
 from tfrs_embed import DynamicKeys, FeatureConfig, Hash, TableConfig
 from training_helpers import assert_unchanged, state
 
-pytestmark = on("keras:3", tier="more")
+pytestmark = on("keras:3", tier="nightly")
 
 DIM = 2
 PADDED = np.array([[7, 3, 0, 0], [0, 9, 0, 0], [0, 0, 0, 0], [3, 5, 0, 6]])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
 from training_helpers import assert_same, assert_unchanged, differentiate, state
 
@@ -294,6 +294,7 @@ def functional(layer):
 
 
 @on("keras:3", tier="more", when=lambda make_model: make_model is functional)
+@nightly(lambda kind, make_model: kind != "partial" and make_model is Towers)
 @pytest.mark.parametrize("make_model", [Towers, functional])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_towers_in_keras(kind, make_model, tmp_path):

@@ -301,7 +301,7 @@ def assert_activations(case, reference, layer):
     return [expected[i].shape for i in range(len(case.features))]
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="nightly", when=with_kernels)
 @bounded
 @given(cases())
 def test_lookup_and_training_equal_the_reference(case):
@@ -364,7 +364,7 @@ def all_ids(ids):
     return [ids.cells[key] for key in sorted(ids.cells)]
 
 
-@on("keras:3", tier="more", when=with_kernels)
+@on("keras:3", tier="nightly", when=with_kernels)
 @bounded
 @given(lookups())
 def test_a_lookups_gradient_is_over_its_sorted_unique_ids(lookup):

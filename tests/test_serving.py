@@ -12,6 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
 from keras_under_test import keras, layers, only_keras_2, signature_of
+from nightly_flag import ALL
 from process_tiers import on
 from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
@@ -20,9 +21,16 @@ from tfrs_embed.serving import export
 from tfrs_embed.tools.conversion import reading
 from training_helpers import differentiate, files_in, train
 
-pytestmark = [pytest.mark.xdist_group("serving"), on("keras:3", tier="nightly")]
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.xdist_group("serving"),
+    on("keras:3", tier="nightly"),
+]
 
 ROWS, DIM = 50, 4
+#: Dtypes of exported rows: all at night, else those that differ in kind.
+DTYPES = ["float32", "float16", "int8", "int4", *(["bfloat16"] if ALL else [])]
+MAPPED = DTYPES if ALL else ["float32", "int4"]
 KINDS = ("dense", "combined", "ragged", "sparse", "sequence", "small")
 WEIGHTED = ("ragged", "sparse")
 
@@ -178,9 +186,11 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     layer = trained()
     names = []
-    for rows in ["float32", "bfloat16", "float16", "int8", "int4"]:
-        names += [rows, f"{rows}_mapped"]
+    for rows in DTYPES:
+        names += [rows]
         export_layer(layer, folder / rows, rows=rows)
+    for rows in MAPPED:
+        names += [f"{rows}_mapped"]
         export_layer(layer, folder / names[-1], rows=rows, mapped=True)
     values = {f"ids_{name}": ids for name, ids in IDS.items()}
     values |= {f"weights_{name}": WEIGHTS[name] for name in WEIGHTED}
@@ -234,9 +244,7 @@ def test_predictions_are_those_of_the_layer(served):
 
 
 @pytest.mark.usefixtures("needs_kernels")
-@pytest.mark.parametrize(
-    "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
-)
+@pytest.mark.parametrize("rows", DTYPES)
 def test_one_kernel_looks_everything_up_where_there_are_kernels(served, rows):
     _, _, found = served
     stock, kernel = found[rows], found[f"{rows}_kernels"]
@@ -264,12 +272,10 @@ def test_one_kernel_looks_everything_up_where_there_are_kernels(served, rows):
         assert "id 50 is out of range; the table has 50" in str(each["message"])
 
 
-@pytest.mark.parametrize(
-    "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
-)
+@pytest.mark.parametrize("rows", MAPPED)
 def test_a_mapped_model_answers_as_another(served, rows):
     _, folder, found = served
-    for suffix in ("", "_kernels") if "int8_kernels" in found else ("",):
+    for suffix in ("", "_kernels") if "int4_kernels" in found else ("",):
         expected, mapped = found[rows + suffix], found[f"{rows}_mapped{suffix}"]
         for name in [*KINDS, *(f"{name}_in_session" for name in KINDS)]:
             np.testing.assert_array_equal(mapped[name], expected[name], name)

@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
 from keras_under_test import layers
-from process_tiers import on
+from process_tiers import nightly, on
 from served_delta_models import (
     ROWS,
     SPECS,
@@ -29,6 +29,7 @@ from tfrs_embed.serving.applying import IDS
 from training_helpers import change_byte, save_tensors
 
 pytestmark = [
+    pytest.mark.tools,
     pytest.mark.xdist_group("serving_deltas"),
     on("keras:3", tier="nightly"),
 ]
@@ -41,6 +42,8 @@ def trainer(strategy):
     return Trainer(strategy)
 
 
+# Bytes by the day: strategies/test_serving_deltas.py.
+@nightly(lambda rows: rows in ("float16", "int8"))
 @pytest.mark.parametrize(
     "rows", ["float32", "bfloat16", "float16", "int8", "int4"]
 )

@@ -339,7 +339,8 @@ def test_deltas(tmp_path, background, monkeypatch):
     check_chain(one, "spill", tmp_path, [(one, "spill")], background)
 
 
-@on("mirrored:2", "workers:2")
+@on("mirrored:2")
+@on("workers:2", tier="more")
 def test_on_replicas(strategy):
     """Each shard spills; exports and checkpoints have all keys."""
     with strategy.scope():

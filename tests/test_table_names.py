@@ -74,7 +74,8 @@ def make(make_layer, names):
     }
     outputs = keras.layers.Add()(list(layer(inputs).values()))
     model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
+    # Tracing takes longer than all that is tested here.
+    model.compile("sgd", "mse", run_eagerly=True)
     ids = {str(i): np.array([1, 2, 3, i]) for i in range(len(names))}
     model.fit(ids, np.ones([4, 2]), verbose=0)
     return model, layer, ids

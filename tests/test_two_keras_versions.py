@@ -222,11 +222,21 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def raised():
+def printed():
+    """What goes wrong first, as lines, and then, by the code of WRONG."""
     script = """
-import json, sys
+import json, sys, unittest.mock
 import keras, tensorflow as tf, tf_keras
-import tfrs_embed, tfrs_embed.keras3 as t3
+import tfrs_embed
+for owner, name, value in (
+    (keras, "__version__", "3.11.3"), (keras.backend, "backend", lambda: "jax")
+):
+    with unittest.mock.patch.object(owner, name, value):
+        try:
+            import tfrs_embed.keras3
+        except ImportError as error:
+            print(error)
+import tfrs_embed.keras3 as t3
 feature = tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 100, 4))
 
 def inside(layer):
@@ -249,36 +259,23 @@ for code in json.loads(sys.argv[1]):
 print("RAISED", json.dumps(raised))
 """
     done = run(script, json.dumps(list(WRONG)))
-    found = done.stdout.partition("RAISED ")[2]
+    imports, _, found = done.stdout.partition("RAISED ")
     assert found, done.stderr[-3000:]
-    return json.loads(found)
+    return imports.splitlines(), json.loads(found)
 
 
 @pytest.mark.parametrize("code", WRONG)
-def test_what_goes_wrong_says_so(raised, code):
+def test_what_goes_wrong_says_so(printed, code):
+    found, message = printed[1][code]
     kind, words = WRONG[code]
-    assert raised[code][0] == kind
+    assert found == kind
     for word in words:
-        assert word in raised[code][1]
+        assert word in message
 
 
-UNFIT = """
-import keras
-for owner, name, value in (
-    (keras, "__version__", "3.11.3"), (keras.backend, "backend", lambda: "jax")
-):
-    with unittest.mock.patch.object(owner, name, value):
-        try:
-            import tfrs_embed.keras3
-        except ImportError as error:
-            print(error)
-"""
-
-
-def test_an_older_keras_3_or_another_backend_is_an_error():
+def test_an_older_keras_3_or_another_backend_is_an_error(printed):
     """Stand-ins for these: neither is a dependency of anything here."""
-    done = run(f"import unittest.mock\n{UNFIT}")
-    old, backend = done.stdout.splitlines()
+    old, backend = printed[0]
     assert "tfrs_embed.keras3 needs Keras 3.12" in old
     assert "here is 3.11.3" in old
     assert "tfrs_embed.keras3 needs Keras 3 on TensorFlow" in backend
@@ -307,6 +304,8 @@ for kind in (".keras", ".h5"):
 """
 
 
+# Of tf_keras's, test_tf_keras_finds_the_layers_of_a_file shows it.
+@nightly(lambda keras: keras == "tf_keras")
 @pytest.mark.parametrize(
     ("keras", "layers"), [("keras", "keras3"), ("tf_keras", "keras2")]
 )

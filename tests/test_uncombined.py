@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfrs_embed
 from hashing_reference import HASHINGS
 from keras_under_test import keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
 from training_helpers import (
     assert_unchanged,
@@ -17,7 +17,7 @@ from training_helpers import (
     train,
 )
 
-pytestmark = on("keras:3", tier="more")
+pytestmark = on("keras:3", tier="nightly")
 
 ROWS, DIM = 40, 4
 HISTORY = [[3, 7, 3], [], [0], [39, 3]]
@@ -467,6 +467,8 @@ def batches(*labels):
     return tf.data.Dataset.from_tensors((inputs, *labels))
 
 
+@on("keras:3", tier="more")
+@nightly(lambda kind, form: form == "own" and kind != "engine")
 @KINDS
 @pytest.mark.parametrize("form", ["functional", "own"])
 def test_fit_predict_save_and_serve(kind, form, tmp_path):

@@ -30,7 +30,6 @@ def is_costly(title, case):
     """Whether only `make nightly` runs a cell."""
     return (title, case.name) not in (
         ("fit, with a mask", "PartialTPUEmbedding, large"),
-        ("fit, with a mask", "PartialTPUEmbedding, DynamicKeys"),
         ("model.export, load on one device", "PartialTPUEmbedding, large"),
     )
 

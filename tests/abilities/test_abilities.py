@@ -14,8 +14,8 @@ from tfrs_embed.compat.version import NEWEST_TENSORFLOW
 
 # Its cells share trained models.
 pytestmark = [
-    on("keras:3", "mirrored:2"),
-    on("keras:3 mirrored:2", tier="more"),
+    on("mirrored:2"),
+    on("keras:3", "keras:3 mirrored:2", tier="more"),
     on("tpu:2x4", tier="nightly"),
     pytest.mark.xdist_group("abilities"),
 ]

@@ -152,6 +152,10 @@ def places_of(layer):
 # Batches.
 
 
+#: More than a sample has of ragged ids; the columns of sparse ones.
+MOST_IDS = 6
+
+
 def kind_of(feature):
     """A feature's kind of ids."""
     return feature.split("_", 1)[1]
@@ -166,16 +170,16 @@ def make_ids(rng, kind, rows, low=0, batch=BATCH):
     if kind in dense_shapes():
         dtype = np.int32 if kind == "matrix" else np.int64
         return np.asarray(draw(*dense_shapes(batch)[kind]), dtype)
-    lengths = rng.integers(0, 6, batch)
+    lengths = rng.integers(0, MOST_IDS, batch)
     if batch:
         lengths[rng.integers(batch)] = 0
     if kind.startswith("ragged"):
         return Ragged([draw(n).tolist() for n in lengths])
     cells = {}
     for row, length in enumerate(lengths):
-        for column in rng.choice(6, size=length, replace=False):
+        for column in rng.choice(MOST_IDS, size=length, replace=False):
             cells[row, int(column)] = int(draw())
-    return Sparse(cells, (batch, 6))
+    return Sparse(cells, (batch, MOST_IDS))
 
 
 def make_weights(rng, ids):
@@ -250,6 +254,19 @@ def product(output, gradient):
     return tf.reduce_sum(output.values * gradient.values)
 
 
+def padded(gradients):
+    """Gradients of ragged outputs with one length in all steps.
+
+    Another one in each step would have a function traced again.
+    """
+    return {
+        name: np.pad(each, [(0, 0), (0, MOST_IDS - each.shape[1]), (0, 0)])
+        if name.endswith("_uncombined")
+        else each
+        for name, each in gradients.items()
+    }
+
+
 def trainer(strategy, layer, training=True, mode="function", of_weights=False):
     """A function that trains once, on all replicas' batches.
 
@@ -293,7 +310,8 @@ def trainer(strategy, layer, training=True, mode="function", of_weights=False):
 
         def step_alone(batches):
             [(ids, weights, gradients)] = batches
-            return {0: run(tensors(ids), tensors(weights), gradients)}
+            given = tensors(ids), tensors(weights), padded(gradients)
+            return {0: run(*given)}
 
         return step_alone
 
@@ -306,6 +324,7 @@ def trainer(strategy, layer, training=True, mode="function", of_weights=False):
         ids, weights, gradients = (
             [batch[i] for batch in batches] for i in range(3)
         )
+        gradients = [padded(each) for each in gradients]
         given = [distribute(strategy, values) for values in (ids, gradients)]
         names = [
             name for name, values in weights[0].items() if values is not None

@@ -22,10 +22,9 @@ import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import draws
-
 import key_table_comparison
 import random_kernel_calls as cases
+from sanitize import draws
 from tfrs_embed import FileStorage, kernels
 from tfrs_embed.kernels import files, handle_packs
 from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules, LiveKeys
@@ -474,6 +473,22 @@ def try_spill(rng, folder):
     assert table.numbers().size == len(known) // 2
 
 
+def try_all(rng):
+    """Calls each operation, with inputs of the right types."""
+    case = make_case(rng)
+    try_lookups(rng, *case[:2])
+    try_columns(rng, *case[:2])
+    try_one_table(rng, *case)
+    try_update(rng, *case)
+    try_wrong(rng, *case)
+    try_keys(rng)
+    try_messages(rng)
+    try_runs(rng)
+    with tempfile.TemporaryDirectory() as folder:
+        try_mapped(rng, pathlib.Path(folder))
+        try_spill(rng, folder)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -492,21 +507,10 @@ def main():
     end = time.monotonic() + args.seconds
     for seed in itertools.count(args.seed):
         rng = np.random.default_rng(seed)
-        case = make_case(rng)
         try:
-            try_lookups(rng, *case[:2])
-            try_columns(rng, *case[:2])
-            try_one_table(rng, *case)
-            try_update(rng, *case)
-            try_wrong(rng, *case)
-            try_keys(rng)
-            try_messages(rng)
-            try_runs(rng)
+            try_all(rng)
             for _ in range(20):
                 draws.try_call(rng, lambda text: args.last.write_text(text))
-            with tempfile.TemporaryDirectory() as folder:
-                try_mapped(rng, pathlib.Path(folder))
-                try_spill(rng, folder)
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from process_tiers import on
+from process_tiers import nightly, on
 from strategies.replicas import of_chief
 
 ROWS, STEPS = 23, 6
@@ -24,6 +24,9 @@ class Sum(tf_keras.losses.Loss):
 
 
 @on("mirrored:2", "workers:2")
+@nightly(
+    lambda each_reads_its_rows, seed: each_reads_its_rows == (seed is None)
+)
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("each_reads_its_rows", [True, False])
 def test_each_row_once(strategy, each_reads_its_rows, seed, tmp_path):

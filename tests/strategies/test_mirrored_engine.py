@@ -229,7 +229,6 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-@on("workers:2")
 @on("mirrored:4", tier="more")
 @nightly(lambda kernel: not kernel)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
@@ -310,7 +309,7 @@ def test_initial_values_without_a_seed_are_equal(strategy):
     assert layer.embedding_tables["y"].numpy().std() > 0
 
 
-@on("workers:2")
+@on("workers:2", when=lambda kind: kind == "combined")
 @pytest.mark.parametrize("kind", ["mirrored", "combined"])
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)

@@ -12,8 +12,11 @@ from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig, TopK
 from training_helpers import differentiate
 
 pytestmark = [
-    on("mirrored:2", "workers:2"),
-    on("mirrored:4", "workers:3", "keras:3 mirrored:2", tier="more"),
+    on("mirrored:2"),
+    on(
+        *("mirrored:4", "workers:2", "workers:3", "keras:3 mirrored:2"),
+        tier="nightly",
+    ),
 ]
 
 # Uneven on 2, 3 and 4 replicas.
@@ -67,6 +70,8 @@ def columns_on_workers(strategy, place):
     )
 
 
+@on("workers:2", when=lambda place: place == "row")
+@on("mirrored:4", "workers:3", tier="more", when=lambda place: place == "row")
 @pytest.mark.parametrize("place", PLACES)
 def test_in_replicas(strategy, place):
     layer, values = make_layer(strategy, place)
@@ -134,6 +139,7 @@ def make_dynamic(strategy, keys):
     return layer.tables["t"]
 
 
+@on("workers:2", tier="more")
 def test_keys(strategy):
     rng = np.random.default_rng(0)
     batches = [

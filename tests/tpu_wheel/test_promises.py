@@ -9,6 +9,7 @@ import tiers
 from models import MODELS
 from promises import PROMISES, Hardware
 
+from process_tiers import nightly
 from run_in_processes import run
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
@@ -113,6 +114,7 @@ def test_models_are_lowered(model):
         assert {c.slots is None for c in calls} == {True, False}
 
 
+@nightly(lambda topology: topology in ("v5p:2x2x4", "v6e:2x2"))
 @pytest.mark.parametrize(
     "topology", ["v5p:1x1x1", "v5p:2x2x4", "v6e:2x2", "v6e:2x4"]
 )
