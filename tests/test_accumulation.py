@@ -12,7 +12,7 @@ from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.optimizers import Regularized
 from training_helpers import differentiate, state
 
-pytestmark = on("mirrored:2", "keras:3", tier="more")
+pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
 
 STEPS = 3
 IDS = [[3, 7, 3], [7, 1, 40], [3, 40, 2]]

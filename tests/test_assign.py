@@ -14,6 +14,7 @@ pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
 
 ROWS, DIM = 50, 4
 IDS = np.array([7, 3, 49])
+FULL = np.zeros([ROWS, DIM], np.float32)
 VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -35,6 +36,24 @@ def train(layer, ids):
     differentiate(tape, loss, layer.trainable_variables)
 
 
+@pytest.fixture(params=["kernels", "tensorflow"])
+def each_implementation(request):
+    """For a test alone: others of this file have tables in files."""
+    if request.param == "kernels":
+        yield request.getfixturevalue("needs_kernels")
+        return
+    with tfrs_embed.kernels.disabled():
+        yield
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    """A folder for tables in files, which need the kernels."""
+    if "files" in request.node.callspec.params.values():
+        request.getfixturevalue("needs_kernels")
+    return tmp_path
+
+
 PLACES = {
     "row": {},
     "keras": {"threshold": None},
@@ -50,10 +69,10 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_others_and_slots_stay(strategy, place, tmp_path):
+def test_others_and_slots_stay(strategy, place, folder):
     options = dict(PLACES[place])
     if "storage" in options:
-        options["storage"] = FileStorage(str(tmp_path))
+        options["storage"] = FileStorage(str(folder))
     layer = make(strategy, **options)
     before = state(layer)
     layer.tables["t"].assign(IDS, VECTORS)
@@ -81,7 +100,7 @@ def test_changes_are_tracked():
     assert table.changed(since=before).rows.tolist() == [3, 7, 49]
 
 
-@pytest.mark.usefixtures("both_implementations")
+@pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("options", [{}, {"admission": 3}, {"evict": True}])
 def test_keys_without_rows_get_them(strategy, options):
     keys = DynamicKeys()
@@ -169,3 +188,58 @@ def test_hashed_ids_and_functions_are_refused():
     layer = make(tf.distribute.get_strategy())
     with pytest.raises(RuntimeError, match="between steps"):
         tf.function(lambda: layer.tables["t"].assign([1], VECTORS[:1]))()
+
+
+@pytest.mark.parametrize("place", ["row", "keras", "column", "files"])
+def test_rows_and_slots_move_to_another_order(strategy, place, folder):
+    options = dict(PLACES[place])
+    if "storage" in options:
+        options["storage"] = FileStorage(str(folder))
+    layer, old = make(strategy, **options), make(strategy)
+    for key, value in state(old).items():
+        if key != "step":
+            name = key.split("/")[1]
+            values = np.arange(value.size, dtype=value.dtype)
+            old.tables["t"].variables[name].assign(values.reshape(value.shape))
+    before, given = state(layer), state(old)
+    rows = np.random.default_rng(0).permutation(ROWS)
+    rows[[4, 20]] = -1
+    layer.load_tables({"t": old.tables["t"]}, rows={"t": rows})
+    for name, value in state(layer).items():
+        expected = before[name]
+        if name != "step":
+            expected = np.where(
+                (rows >= 0)[:, None], given[name][rows], expected
+            )
+        np.testing.assert_array_equal(value, expected, err_msg=name)
+
+
+def test_a_table_is_sorted_anew_in_its_place():
+    layer = make(tf.distribute.get_strategy())
+    train(layer, [3, 7])
+    before = state(layer)
+    rows = np.arange(ROWS)[::-1]
+    layer.load_tables({"t": layer.tables["t"]}, rows={"t": rows})
+    for name in ("t/parameters", "t/accumulators"):
+        np.testing.assert_array_equal(state(layer)[name], before[name][rows])
+
+
+@pytest.mark.parametrize(
+    ("tables", "rows", "said"),
+    [
+        ({}, {"t": range(ROWS)}, r"'t': rows without values"),
+        ({"t": FULL}, {"u": [0]}, r"no table 'u'"),
+        ({"t": VECTORS}, {"t": [0, 1]}, r"'t': rows must be 50 integers"),
+        ({"t": VECTORS}, {"t": [3] * ROWS}, r"'t': rows must be from -1 to 2"),
+        ({"t": VECTORS}, {"t": [-2] * ROWS}, r"'t': .*got -2"),
+        ({"t": VECTORS[:, :3]}, {"t": [0] * ROWS}, r"'t' has the shape"),
+        ({"t": VECTORS}, {}, r"'t' has the shape"),
+    ],
+)
+def test_wrong_rows_change_nothing(tables, rows, said):
+    layer = make(tf.distribute.get_strategy())
+    before = state(layer)
+    with pytest.raises(ValueError, match=said):
+        layer.load_tables(tables, rows=rows)
+    for name, value in state(layer).items():
+        np.testing.assert_array_equal(value, before[name])

@@ -13,7 +13,7 @@ from strategies.replicas import distribute
 from tfrs_embed import FeatureConfig, TableConfig
 from training_helpers import differentiate, state
 
-pytestmark = on("mirrored:2", "keras:3", tier="more")
+pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
 
 
 def make(strategy, place="auto", hot_rows=(), **options):

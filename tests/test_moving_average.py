@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrs_embed
 from keras_under_test import layers
 from process_tiers import on
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
@@ -29,6 +30,24 @@ def make(
     return layer
 
 
+@pytest.fixture(params=["kernels", "tensorflow"])
+def each_implementation(request):
+    """For a test alone: others of this file have tables in files."""
+    if request.param == "kernels":
+        yield request.getfixturevalue("needs_kernels")
+        return
+    with tfrs_embed.kernels.disabled():
+        yield
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    """A folder for tables in files, which need the kernels."""
+    if "files" in request.node.callspec.params.values():
+        request.getfixturevalue("needs_kernels")
+    return tmp_path
+
+
 PLACES = {
     "row": {},
     "keras": {"threshold": None},
@@ -46,12 +65,12 @@ PLACES = {
     ("place", "other"),
     [*((p, p) for p in PLACES), ("row", "column"), ("keras", "hot")],
 )
-def test_rows_are_averages_and_slots_stay(strategy, place, other, tmp_path):
+def test_rows_are_averages_and_slots_stay(strategy, place, other, folder):
     pair = []
     for i, options in enumerate((PLACES[place], PLACES[other])):
         options = dict(options)
         if "storage" in options:
-            options["storage"] = FileStorage(str(tmp_path / str(i)))
+            options["storage"] = FileStorage(str(folder / str(i)))
         pair.append(make(strategy, f"layer_{i}", **options))
     average, layer = pair
     expected = state(average)
@@ -78,7 +97,7 @@ def test_rows_are_averages_and_slots_stay(strategy, place, other, tmp_path):
             np.testing.assert_allclose(rows, wide[[3, 20, 5]], atol=1e-6)
 
 
-@pytest.mark.usefixtures("both_implementations")
+@pytest.mark.usefixtures("each_implementation")
 def test_keys_follow(strategy):
     average, layer = (
         make(strategy, name, keys=DynamicKeys()) for name in ("a", "b")

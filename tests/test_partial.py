@@ -60,10 +60,9 @@ def test_what_tables_do_not_have_cannot_be_set():
     layer.build(None)
     for name, table in layer.tables.items():
         with pytest.raises(
-            AttributeError, match=rf"'trainable' of table '{name}'.*frozen by"
+            AttributeError, match=rf"'optimizer' of table '{name}'.*frozen by"
         ):
-            table.trainable = False
-        assert not hasattr(table, "trainable")
+            table.optimizer = "sgd"
         with pytest.raises(
             AttributeError, match=rf"'{name}' .*rates .*table_optimizers"
         ):

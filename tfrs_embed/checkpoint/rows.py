@@ -188,10 +188,11 @@ class Rows(CheckpointValue):
         return self.gather_rows(rows)
 
     @abc.abstractmethod
-    def local(self) -> list[tuple[Any, tf.Variable]]:
-        """This process's parts and their variables, which may be written.
+    def local(self) -> tuple[Any, Sequence[tf.Variable]]:
+        """How the rows are spread, and this process's variables.
 
-        None if that would leave copies of rows behind.
+        Spread alike, two tables have the same rows in the same places. None:
+        the variables can't be written by themselves. All workers know it.
         """
 
     @abc.abstractmethod
@@ -348,8 +349,8 @@ class VariableRows(Rows):
     def held(self) -> list[HeldRows]:
         return [HeldRows(self.shape[0], self.nbytes, self.gather_rows)]
 
-    def local(self) -> list[tuple[Any, tf.Variable]]:
-        return [(None, copy) for copy in self._copies]
+    def local(self) -> tuple[Any, Sequence[tf.Variable]]:
+        return ("copies", len(self._copies)), self._copies
 
     def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
         return read_variable(self._copies[0], rows)

@@ -174,30 +174,57 @@ class TableHolder(SavedLayer):
             for table in self._spec.tables
         }
 
-    def load_tables(self, tables: Mapping[str, Any]) -> None:
+    def load_tables(
+        self,
+        tables: Mapping[str, Any],
+        rows: Mapping[str, Any] | None = None,
+    ) -> None:
         """Sets the values of small and large tables.
 
-        Their slots and the step keep their values.
+        Their slots and the step keep their values; slots of another layer's
+        table come with it.
+
+        Example:
+            >>> old, new = ["b", "c", "a"], ["a", "b", "d"]
+            >>> table = tfrs_embed.TableConfig("word", 3, 2)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("word", table), "adagrad"
+            ... )
+            >>> layer.build()
+            >>> vectors = [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+            >>> place = {word: row for row, word in enumerate(old)}
+            >>> layer.load_tables(
+            ...     {"word": vectors},
+            ...     rows={"word": [place.get(word, -1) for word in new]},
+            ... )
+            >>> layer(tf.constant([0, 1])).numpy().tolist()
+            [[3.0, 3.0], [1.0, 1.0]]
 
         Args:
             tables: for each table's name an array, a tensor or a variable
-                [vocabulary_size, dim] of numbers, or a Keras `Embedding` layer
-                that has one. The layer's other tables keep their values. With
-                several workers, the same on all.
+                [vocabulary_size, dim] of numbers, a Keras `Embedding` layer
+                that has one, or a table of another layer, `other.tables[name]`.
+                The layer's other tables keep their values. With several
+                workers, the same on all.
+            rows: for tables whose rows have another order than the values, or
+                another number, such as after a vocabulary was sorted anew:
+                [vocabulary_size] integers, the row of the values for each row
+                here; -1: the row stays as it is.
 
         Raises:
             TypeError: a value is no array of numbers; no table is set.
             ValueError: there is no such table, or it has another shape, or a
-                Keras layer has no table yet; no table is set.
+                Keras layer has no table yet, or rows are out of range; no table
+                is set.
         """
-        from tfrs_embed.layers.table_values import check_values
+        from tfrs_embed.layers import table_values
 
-        values = check_values(tables, self._spec.tables, self.name)
-        known = self.embedding_tables
-        for name, rows in values.items():
-            with tf.init_scope(), tf.device("CPU:0"):
-                rows = tf.cast(rows, known[name].dtype)
-            known[name].assign(rows)
+        self._ensure_tables()
+        values = table_values.check_values(
+            tables, self.tables, rows or {}, self.name
+        )
+        for name, of_table in values.items():
+            table_values.load(self.tables[name], of_table)
 
     def assign_moving_average(self, other: Any, rate: float) -> None:
         """Moves all tables towards those of another layer.

@@ -1,44 +1,135 @@
-"""Checks the values that users set tables to."""
+"""Sets tables to values that users give."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.table_state import TableState
+
+
+class Values(NamedTuple):
+    """Rows that a table is given, and slots if they are another table's.
+
+    Attributes:
+        rows: the rows of each part by its name: all, [n, dim] on the host, or a
+            function of their numbers.
+        numbers: [vocabulary_size] int64, the row of these for each of the
+            table's rows; -1: the row stays. None: there are all rows, in order.
+    """
+
+    rows: dict[str, Any]
+    numbers: np.ndarray | None
 
 
 def check_values(
-    given: Mapping[str, Any], tables: Sequence[TableSpec], layer: str
-) -> dict[str, tf.Tensor]:
-    """Checks the argument of `load_tables`, and raises its errors.
-
-    Returns:
-        Each table's values, [vocabulary_size, dim] numbers on the host.
-    """
-    specs = {table.name: table for table in tables}
+    given: Mapping[str, Any],
+    tables: Mapping[str, TableState],
+    rows: Mapping[str, Any],
+    layer: str,
+) -> dict[str, Values]:
+    """Checks the arguments of `load_tables`, and raises its errors."""
     values = {}
-    for name, value in given.items():
-        if name not in specs:
+    for name in (*given, *rows):
+        if name not in tables:
             raise ValueError(
                 f"Layer '{layer}' has no table '{name}'; its tables "
-                f"are {list(specs)}."
+                f"are {list(tables)}."
             )
-        if specs[name].keys is not None:
+        if name not in given:
+            raise ValueError(f"Table '{name}': rows without values.")
+        if tables[name].spec.keys is not None:
             raise ValueError(
                 f"Table '{name}' has DynamicKeys: its rows can't be set "
-                "without its keys. Restore a checkpoint."
+                "without its keys. Restore a checkpoint, or use "
+                f"layer.tables['{name}'].assign."
             )
-        values[name] = _rows_of(name, value)
-        wanted = (specs[name].vocabulary_size, specs[name].dim)
-        if values[name].shape != wanted:
-            raise ValueError(
-                f"Table '{name}' has the shape {wanted}, and can't be "
-                f"given values of shape {tuple(values[name].shape)}."
-            )
+        values[name] = _values_of(tables[name], given[name], rows.get(name))
     return values
+
+
+def _values_of(table: TableState, value: Any, numbers: Any) -> Values:
+    spec, name = table.spec, table.spec.name
+    parts: dict[str, Any] = {}
+    if isinstance(value, TableState):
+        if value.spec.keys is not None or PARAMETERS not in value.variables:
+            raise ValueError(
+                f"Table '{name}': table '{value.spec.name}' has DynamicKeys, "
+                "or isn't made yet."
+            )
+        shape = (value.spec.vocabulary_size, value.spec.dim)
+        parts = {
+            key: _reader(value, key, value is table)
+            for key in table.saved
+            if key in value.saved
+            and table.saved[key].shape[1:] == value.saved[key].shape[1:]
+        }
+        if numbers is None:
+            numbers = np.arange(shape[0])
+    else:
+        parts[PARAMETERS] = _rows_of(name, value)
+        shape = tuple(parts[PARAMETERS].shape)
+    wanted = (spec.vocabulary_size, spec.dim)
+    if numbers is not None:
+        found = np.asarray(numbers)
+        if found.shape != wanted[:1] or found.dtype.kind not in "iu":
+            raise ValueError(
+                f"Table '{name}': rows must be {wanted[0]} integers, one for "
+                f"each row, got {found.dtype} of shape {found.shape}."
+            )
+        numbers = found.astype(np.int64)
+        outside = numbers[(numbers < -1) | (numbers >= shape[0])]
+        if outside.size:
+            raise ValueError(
+                f"Table '{name}': rows must be from -1 to {shape[0] - 1}, the "
+                f"last row that is given, got {outside[0]}."
+            )
+        wanted = (shape[0], spec.dim)
+    if shape != wanted:
+        raise ValueError(
+            f"Table '{name}' has the shape {wanted}, and can't be "
+            f"given values of shape {shape}."
+        )
+    return Values(parts, numbers)
+
+
+def _reader(
+    table: TableState, key: str, copied: bool
+) -> Callable[[np.ndarray], tf.Tensor]:
+    """A function that reads rows of a table's part, or of a copy of it."""
+    rows = table.saved[key]
+    if not copied:
+        return lambda numbers: rows.collect_rows(numbers)
+    values = rows.collect_rows(range(rows.shape[0]))
+    return lambda numbers: tf.gather(values, numbers)
+
+
+def load(table: TableState, values: Values) -> None:
+    """Sets rows of a table."""
+    if values.numbers is None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            rows = tf.cast(values.rows[PARAMETERS], table.table.dtype)
+        table.table.assign(rows)
+        return
+    for key, given in values.rows.items():
+        saved = table.saved[key]
+        with saved.writing():
+            for start, size in blocks(saved.shape.as_list(), tf.float32):
+                numbers = values.numbers[start : start + size]
+                here = np.flatnonzero(numbers >= 0)
+                with tf.device("CPU:0"):
+                    rows = (
+                        given(numbers[here])
+                        if callable(given)
+                        else tf.gather(given, numbers[here])
+                    )
+                    saved.write_rows(start + here, tf.cast(rows, saved.dtype))
+    table.assigned()
 
 
 def _rows_of(name: str, value: Any) -> tf.Tensor:

@@ -47,10 +47,9 @@ def average(mine: TableState, other: TableState, rate: float) -> None:
         return
     ours: Rows = mine.saved[PARAMETERS]
     theirs: Rows = other.saved[PARAMETERS]
-    here, there = ours.local(), theirs.local()
-    alike = [p for p, _ in here] == [p for p, _ in there]
-    if here and alike:
-        for (_, variable), (_, given) in zip(here, there, strict=True):
+    (spread, here), (as_there, there) = ours.local(), theirs.local()
+    if spread is not None and spread == as_there:
+        for variable, given in zip(here, there, strict=True):
             for start, size in blocks(variable.shape.as_list(), tf.float32):
                 with tf.device(variable.device):
                     rows = tf.range(start, start + size)
@@ -59,12 +58,13 @@ def average(mine: TableState, other: TableState, rate: float) -> None:
                     )
                 scatter(variable, rows, mean)
     else:
-        for start, size in blocks(ours.shape.as_list(), tf.float32):
-            numbers = range(start, start + size)
-            before, given = (
-                each.collect_rows(numbers) for each in (ours, theirs)
-            )
-            ours.write_rows(numbers, _blend(before, given, rate))
+        with theirs.reading(), ours.reading(), ours.writing():
+            for start, size in blocks(ours.shape.as_list(), tf.float32):
+                numbers = range(start, start + size)
+                before, given = (
+                    each.collect_rows(numbers) for each in (ours, theirs)
+                )
+                ours.write_rows(numbers, _blend(before, given, rate))
     mine.assigned()
 
 

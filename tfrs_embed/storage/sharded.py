@@ -281,10 +281,10 @@ class ShardedVariable(CompositeVariable, Rows):
         with tf.device("CPU:0"):
             return rows[:, : self.shape[1]]
 
-    def local(self) -> list[tuple[Any, tf.Variable]]:
-        if self._on_write is not None:
-            return []
-        return list(zip(self._parts, self._variables, strict=True))
+    def local(self) -> tuple[Any, Sequence[tf.Variable]]:
+        parts = tuple(self._by_rank.items())
+        spread = (self._copied, parts) if parts and not self._on_write else None
+        return spread, self._variables
 
     def write_rows(self, numbers: RowNumbers, rows: tf.Tensor) -> None:
         """Sets rows, [n, dim] or [n]; keeps those that this process has."""

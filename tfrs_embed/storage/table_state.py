@@ -327,7 +327,8 @@ class TableState(Trackable, TrackedTable):
     def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         """Sets rows of unique ids, or keys, [n] int64; see `assign`."""
         saved = self.saved[PARAMETERS]
-        saved.write_rows(ids, tf.cast(vectors, saved.dtype))
+        with saved.writing():
+            saved.write_rows(ids, tf.cast(vectors, saved.dtype))
         if self.is_tracked:
             for part, store in self.sources:
                 row, here = part.locate(ids)
