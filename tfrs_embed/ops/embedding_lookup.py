@@ -35,7 +35,8 @@ def embedding_lookup(
 ) -> tf.Tensor | tf.RaggedTensor:
     """Looks up rows of `param` and combines them.
 
-    The gradient of `param` is a `tf.IndexedSlices` over the sorted unique ids.
+    The gradient of `param` that a tape takes is a `tf.IndexedSlices`, over the
+    sorted unique ids unless the tape records weights too.
 
     Example:
         >>> table = tf.ones([1000, 2])
