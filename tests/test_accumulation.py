@@ -158,6 +158,22 @@ def test_configs_keep_it():
     assert options.gradient_accumulation_steps == STEPS
 
 
+def test_a_restored_layer_drops_gradients_of_before(tmp_path):
+    strategy = tf.distribute.get_strategy()
+    optimizer = Regularized("sgd", gradient_accumulation_steps=2)
+    layer, other = make(strategy, optimizer), make(strategy, optimizer)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+    trainer(strategy, layer)(IDS[0])
+    for each in (layer, other):
+        tf.train.Checkpoint(layer=each).restore(path).assert_consumed()
+        step = trainer(strategy, each)
+        for ids in IDS[1:]:
+            step(ids)
+    np.testing.assert_array_equal(
+        rows(layer)["t/parameters"], rows(other)["t/parameters"]
+    )
+
+
 def test_what_is_refused():
     optimizer = Regularized("sgd", gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match=r"'t' has DynamicKeys"):

@@ -27,6 +27,9 @@ class Accumulation:
         self._rows = make_variable(
             tf.zeros([0, dim]), f"{name}/accumulated_gradients", [None, dim]
         )
+        self._next = make_variable(
+            tf.constant(0, tf.int64), f"{name}/accumulated_until"
+        )
 
     def is_last(self, step: tf.Tensor) -> tf.Tensor:
         """Whether an update follows the step of a number, a scalar bool."""
@@ -37,13 +40,18 @@ class Accumulation:
     ) -> GradientContributions:
         """Adds a step's gradients of rows; returns the mean of all so far.
 
-        After an update's step none are left.
+        After an update's step none are left. Those from before a checkpoint was
+        restored, or the table was frozen, are dropped.
         """
-        ids = tf.concat([self._ids.read_value(), tf.cast(ids, tf.int64)], 0)
-        rows = tf.concat([self._rows.read_value(), rows], 0)
+        before, of_before = self._ids.read_value(), self._rows.read_value()
+        follows = tf.equal(self._next.read_value(), step)
+        there = tf.where(follows, tf.size(before), 0)
+        ids = tf.concat([before[:there], tf.cast(ids, tf.int64)], 0)
+        rows = tf.concat([of_before[:there], rows], 0)
         kept = tf.where(self.is_last(step), 0, tf.size(ids))
         with tf.control_dependencies([ids, rows]):
             self._ids.assign(ids[:kept])
             self._rows.assign(rows[:kept])
+            self._next.assign(step + 1)
         bags = BaggedIds.of_rows(ids, None, tf.size(ids))
         return GradientContributions([bags], [rows / self.steps])
