@@ -207,3 +207,23 @@ def soft_placement(request):
     tf.config.set_soft_device_placement(request.param)
     yield request.param
     tf.config.set_soft_device_placement(True)
+
+
+@pytest.fixture(params=["kernels", "tensorflow"])
+def each_implementation(request):
+    """For a test alone: others of its file have tables in files."""
+    if request.param == "kernels":
+        yield request.getfixturevalue("needs_kernels")
+        return
+    from tfrs_embed import kernels
+
+    with kernels.disabled():
+        yield
+
+
+@pytest.fixture
+def files_folder(request, tmp_path):
+    """A folder for tables in files, which need the kernels."""
+    if "files" in request.node.callspec.params.values():
+        request.getfixturevalue("needs_kernels")
+    return tmp_path

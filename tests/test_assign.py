@@ -6,28 +6,22 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import layers
+from layers_by_place import (
+    DIM,
+    PLACES,
+    ROWS,
+    make,
+    options_of,
+)
 from process_tiers import on
-from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
+from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 from training_helpers import differentiate, state
 
 pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
 
-ROWS, DIM = 50, 4
 IDS = np.array([7, 3, 49])
 FULL = np.zeros([ROWS, DIM], np.float32)
 VECTORS = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-def make(strategy, kind=layers.PartialTPUEmbedding, threshold=0, **options):
-    table = TableConfig("t", ROWS, DIM, "uniform", **options)
-    with strategy.scope():
-        layer = kind(
-            {"f": FeatureConfig("f", table)},
-            optimizer="adagrad",
-            size_threshold=threshold,
-        )
-        layer.build(None)
-    return layer
 
 
 def train(layer, ids):
@@ -36,44 +30,9 @@ def train(layer, ids):
     differentiate(tape, loss, layer.trainable_variables)
 
 
-@pytest.fixture(params=["kernels", "tensorflow"])
-def each_implementation(request):
-    """For a test alone: others of this file have tables in files."""
-    if request.param == "kernels":
-        yield request.getfixturevalue("needs_kernels")
-        return
-    with tfrs_embed.kernels.disabled():
-        yield
-
-
-@pytest.fixture
-def folder(request, tmp_path):
-    """A folder for tables in files, which need the kernels."""
-    if "files" in request.node.callspec.params.values():
-        request.getfixturevalue("needs_kernels")
-    return tmp_path
-
-
-PLACES = {
-    "row": {},
-    "keras": {"threshold": None},
-    "bfloat16": {"dtype": "bfloat16"},
-    "column": {"placement": "column"},
-    "replicated": {
-        "placement": "replicated",
-        "kind": layers.DistributedEmbedding,
-    },
-    "hot": {"hot_rows": [3, 20]},
-    "files": {"storage": True},
-}
-
-
 @pytest.mark.parametrize("place", PLACES)
-def test_others_and_slots_stay(strategy, place, folder):
-    options = dict(PLACES[place])
-    if "storage" in options:
-        options["storage"] = FileStorage(str(folder))
-    layer = make(strategy, **options)
+def test_others_and_slots_stay(strategy, place, files_folder):
+    layer = make(strategy, **options_of(place, files_folder))
     before = state(layer)
     layer.tables["t"].assign(IDS, VECTORS)
     after = state(layer)
@@ -191,11 +150,9 @@ def test_hashed_ids_and_functions_are_refused():
 
 
 @pytest.mark.parametrize("place", ["row", "keras", "column", "files"])
-def test_rows_and_slots_move_to_another_order(strategy, place, folder):
-    options = dict(PLACES[place])
-    if "storage" in options:
-        options["storage"] = FileStorage(str(folder))
-    layer, old = make(strategy, **options), make(strategy)
+def test_rows_and_slots_move_to_another_order(strategy, place, files_folder):
+    layer = make(strategy, **options_of(place, files_folder))
+    old = make(strategy)
     for key, value in state(old).items():
         if key != "step":
             name = key.split("/")[1]
