@@ -114,8 +114,9 @@ test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 test-tools: $(VENV)/.ready-test ## Run those of what no training step needs
 	$(PYTEST) -m "tools and not more" $(ARGS)
 
+# Those of test-tools too: in one run, no core waits for another's last test.
 test-more: $(VENV)/.ready-test ## Run those that make test has no time for
-	$(PYTEST) -m more $(ARGS)
+	$(PYTEST) -m "more or tools" $(ARGS)
 
 nightly: $(VENV)/.ready-test ## Run all tests, in all variants
 	TFRS_EMBED_NIGHTLY=1 $(PYTEST) $(ARGS)
