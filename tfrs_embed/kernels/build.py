@@ -22,6 +22,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+import tfrs_embed_command
 from tfrs_embed.kernels import files
 
 _FLAGS = [
@@ -156,24 +157,6 @@ def _install(result: Path, output: Path | None) -> Path:
     return place
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser."""
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="file to write, or folder [where it is found]",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="even if there is a build already"
-    )
-    parser.add_argument(
-        "--if-possible",
-        action="store_true",
-        help="succeed if they can't be compiled, having said so",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Compiles the kernels, unless there is a build that fits.
 
@@ -211,15 +194,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
+def main(argv: Sequence[str] = ()) -> int:
+    """Runs `tfrs-embed kernels build` with the arguments `argv`."""
+    parser = tfrs_embed_command.make_parser()
+    return run(parser.parse_args(["kernels", "build", *argv]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
