@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import documentation
+import error_texts
 from documentation import ANYWHERE, ON_SLICE, ON_TPU_WHEEL, PAGES
 from run_in_processes import run
 
@@ -107,6 +108,35 @@ def test_all_blocks_are_found(page):
 def test_every_other_library_has_code_that_runs():
     for page, count in zip(BY_SECTION, (7, 6), strict=True):
         assert sum(each.startswith(page) for each in SECTIONS) == count
+
+
+def test_the_page_of_errors_has_all_texts_of_the_code():
+    """`python tests/error_texts.py` writes its lists."""
+    text = error_texts.PAGE.read_text("utf-8")
+    assert text == error_texts.page(text)
+    for words in ("id … is out of range; the table", "has … rows: k must not"):
+        assert f"\n{words}" in text
+
+
+def test_a_new_error_is_missing_on_the_page_of_errors(tmp_path, monkeypatch):
+    code = """
+def check(table, rows):
+    text = f"Table '{table}' has {rows} rows, which are too many."
+    raise ValueError(text if rows else f"Table '{table}': no rows are there.")
+    raise tf.errors.OpError(None, None, message("one part ", rows, " of it"))
+    raise damaged(f"'{table}' is cut off within its {rows} rows")
+"""
+    (tmp_path / "tfrs_embed/storage").mkdir(parents=True)
+    (tmp_path / "tfrs_embed/storage/new.py").write_text(code)
+    monkeypatch.setattr(error_texts, "ROOT", tmp_path)
+    assert error_texts.lists()["tables"] == [
+        "is cut off within its … rows",
+        "one part … of it",
+        "Table '…' has … rows, which are too many.",
+        "Table '…': no rows are there.",
+    ]
+    text = error_texts.PAGE.read_text("utf-8")
+    assert "is cut off within its … rows" in error_texts.page(text)
 
 
 def test_the_page_has_the_order_of_packages_that_imports_have():
