@@ -282,7 +282,7 @@ def _add_kernels(commands: Any) -> None:
         actions,
         "build",
         "compile them for the TensorFlow that is installed",
-        "Compiles the kernels, in some minutes. It needs a C++17 compiler: "
+        "Compiles the kernels, in a minute or two. It needs a C++17 compiler: "
         "$CXX, or g++, clang++ or c++. The result fits any processor of this "
         "kind. Nothing is done if there is a build already that fits.",
         "tfrs-embed kernels build --if-possible",
