@@ -359,14 +359,16 @@ def test_the_time_left_follows_the_machine_and_the_longest_file():
     assert left({}, {}) == 80
     assert left({0: 30, 1: 30}, {}) == 50
     # As slow as the files that are done, in as far as these are long.
-    assert left({0: 120, 1: 120}, {0: 120}) == pytest.approx(
-        (130 / 70 * 40 + 12) / 2
+    assert left({0: 50, 1: 50}, {0: 120}) == pytest.approx(
+        (130 / 70 * 100 - 50) / 2
     )
-    # One is left, whatever the number of cores.
-    assert left({0: 10}, {n: 20.0 for n in (2, 3)}, workers=64) == 60
-    assert left({}, {0: 60, 1: 60, 2: 20}, workers=2) == 20
-    # It takes longer than expected.
+    # And as those that take longer than expected: a tenth more, or more.
+    assert left({0: 120, 1: 120}, {}) == pytest.approx(
+        (250 / 130 * 40 + 12 + 12) / 2
+    )
     assert left({0: 90}, {1: 60, 2: 20, 3: 20}) == 9
+    # One is left, whatever the number of cores.
+    assert left({0: 10}, {2: 20, 3: 20, 1: 60}, workers=64) == 50
     assert left({}, {0: 60, 1: 60, 2: 20, 3: 20}) == 0
 
 

@@ -167,9 +167,15 @@ def _seconds_left(
         took: the seconds of the files that are compiled.
         workers: the number of compilers that run at the same time.
     """
-    # How slow this machine is. One short file says little about it.
-    slow = (_SURE_S + sum(took.values())) / (
-        _SURE_S + sum(expected[number] for number in took)
+    # How slow this machine is: by the files that are compiled, and those that
+    # take longer than elsewhere. One short file says little about it.
+    spent = {
+        number: age
+        for number, age in {**ages, **took}.items()
+        if number in took or age > expected[number]
+    }
+    slow = (_SURE_S + sum(spent.values())) / (
+        _SURE_S + sum(expected[number] for number in spent)
     )
     left = [
         # A file that takes longer than that may need a tenth more.
