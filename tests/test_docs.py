@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import documentation
+import error_texts
 from documentation import ANYWHERE, ON_SLICE, ON_TPU_WHEEL, PAGES
 from run_in_processes import run
 
@@ -15,8 +16,8 @@ from run_in_processes import run
 NOT_RUN = {
     "docs/migrating.md": ["the other library's code"] * 5,
 }
-#: Its sections run by themselves, each after the blocks above the first.
-BY_SECTION = "docs/migrating.md"
+#: Their sections run by themselves, each after the blocks above the first.
+BY_SECTION = ("docs/migrating.md", "docs/before_and_after.md")
 #: What holds after a page's code has run.
 HOLDS = {
     "docs/checkpoints.md": lambda names: names["movies"].shape == (100, 8),
@@ -48,7 +49,8 @@ def runnable(page):
 
 @pytest.mark.docs
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != BY_SECTION and runnable(page)]
+    "page",
+    [page for page in PAGES if page not in BY_SECTION and runnable(page)],
 )
 def test_a_page_runs(page):
     names = {}
@@ -57,17 +59,23 @@ def test_a_page_runs(page):
     assert page not in HOLDS or HOLDS[page](names)
 
 
-SECTIONS = {}
-for each in runnable(BY_SECTION):
-    SECTIONS.setdefault(each.heading, []).append(each)
-BEFORE = SECTIONS.pop("")
+SECTIONS = {
+    f"{page} {heading}": [
+        block for block in runnable(page) if block.heading in ("", heading)
+    ]
+    for page in BY_SECTION
+    for heading in dict.fromkeys(block.heading for block in runnable(page))
+    if heading
+}
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("heading", SECTIONS)
-def test_a_section_runs_by_itself(heading):
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_runs_by_itself(section):
     names = {}
-    for block in [*BEFORE, *SECTIONS[heading]]:
+    for block in SECTIONS[section]:
+        for package in re.findall(r"^import (keras_rs)", block.code, re.M):
+            pytest.importorskip(package)  # There is none for Python 3.10.
         block.run(names)
 
 
@@ -98,7 +106,37 @@ def test_all_blocks_are_found(page):
 
 
 def test_every_other_library_has_code_that_runs():
-    assert len(SECTIONS) == 7
+    for page, count in zip(BY_SECTION, (7, 6), strict=True):
+        assert sum(each.startswith(page) for each in SECTIONS) == count
+
+
+def test_the_page_of_errors_has_all_texts_of_the_code():
+    """`python tests/error_texts.py` writes its lists."""
+    text = error_texts.PAGE.read_text("utf-8")
+    assert text == error_texts.page(text)
+    for words in ("id … is out of range; the table", "has … rows: k must not"):
+        assert f"\n{words}" in text
+
+
+def test_a_new_error_is_missing_on_the_page_of_errors(tmp_path, monkeypatch):
+    code = """
+def check(table, rows):
+    text = f"Table '{table}' has {rows} rows, which are too many."
+    raise ValueError(text if rows else f"Table '{table}': no rows are there.")
+    raise tf.errors.OpError(None, None, message("one part ", rows, " of it"))
+    raise damaged(f"'{table}' is cut off within its {rows} rows")
+"""
+    (tmp_path / "tfrs_embed/storage").mkdir(parents=True)
+    (tmp_path / "tfrs_embed/storage/new.py").write_text(code)
+    monkeypatch.setattr(error_texts, "ROOT", tmp_path)
+    assert error_texts.lists()["tables"] == [
+        "is cut off within its … rows",
+        "one part … of it",
+        "Table '…' has … rows, which are too many.",
+        "Table '…': no rows are there.",
+    ]
+    text = error_texts.PAGE.read_text("utf-8")
+    assert "is cut off within its … rows" in error_texts.page(text)
 
 
 def test_the_page_has_the_order_of_packages_that_imports_have():

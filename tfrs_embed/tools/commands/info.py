@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat.version import __version__
-from tfrs_embed.tools.command_line import FINE, describe
+from tfrs_embed.tools.command_line import FINE
 
 # TensorFlow's wheels; only one of them should be installed.
 _TENSORFLOWS = (
@@ -51,21 +51,6 @@ _INSTRUCTION_SETS = """
   sse4_2 avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16
   avx512_vnni amx_bf16 amx_tile asimd sve sve2 bf16
 """
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser."""
-    describe(
-        parser,
-        "Shows the settings that others need to reproduce a bug: versions, "
-        "processor, memory, devices, which Keras tf.keras is, whether compiled "
-        "kernels are in use, and environment variables that this package or "
-        "TensorFlow reads. TF_CONFIG has the names of a cluster's hosts. It "
-        "shows no other variables, whatever their names begin with. It prints "
-        "JSON.",
-        "tfrs-embed info > info.json",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,14 +14,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat import progress
 from tfrs_embed.compat.text_table import value_table
-from tfrs_embed.tools.command_line import (
-    InputError,
-    add_command,
-    attempt,
-    describe,
-    integer,
-    show,
-)
+from tfrs_embed.tools.command_line import InputError, attempt, show
 from tfrs_embed.tools.conversion import (
     chains,
     convert,
@@ -32,98 +25,11 @@ from tfrs_embed.tools.conversion.chains import ChainFile
 from tfrs_embed.tools.conversion.contents import NO_TABLES, Column, Contents
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
-_SOURCE = (
-    "a checkpoint; a folder of checkpoints (its latest), of a SavedModel or of "
-    "SOK's files; or a file of Keras"
-)
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser."""
-    describe(
-        parser,
-        "Looks into checkpoints of embedding tables: of this package, of "
-        "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of "
-        "keras_rs and Keras; SavedModels, files of Keras, and files of "
-        "SparseOperationKit.",
-        "tfrs-embed checkpoint inspect checkpoints/",
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    inspect = add_command(
-        commands,
-        "inspect",
-        "show tables, slots, sizes and norms",
-        "Shows a checkpoint's tables, with norms and with counts of what "
-        "should not be there. It reads all values, some MiB at a time. The "
-        "exit status is 1 if a file is damaged. A delta is shown as the full "
-        "checkpoint that it stands for, with its chain.",
-        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
-    )
-    inspect.add_argument("source", metavar="path", help=_SOURCE)
-    inspect.add_argument(
-        "--json", action="store_true", help="print JSON instead of tables"
-    )
-    inspect.set_defaults(run=_run, work=_inspect)
-    _add_convert(commands)
-    compacts = add_command(
-        commands,
-        "compact",
-        "merge a delta and its chain into one full checkpoint",
-        "Writes the full checkpoint that a delta stands for, without the model "
-        "and in bounded memory. The chain stays as it is.",
-        "tfrs-embed checkpoint compact checkpoints/ckpt-10 full/ckpt-10",
-    )
-    compacts.add_argument(
-        "source", metavar="path", help="a delta, or a folder: its latest one"
-    )
-    compacts.add_argument("destination", help="the checkpoint to write")
-    compacts.set_defaults(run=_run, work=_compact)
-
-
-def _add_convert(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "convert",
-        "write another checkpoint's tables as one of this package's",
-        "Writes a checkpoint that this package's layers restore, tables and "
-        "slots by name. What is not taken over is said on stderr.",
-        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
-    )
-    add = parser.add_argument
-    add("source", help=_SOURCE)
-    add("destination", help="the checkpoint to write")
-    add(
-        "--layer",
-        action="append",
-        default=[],
-        metavar="[OLD=]NEW",
-        help="the layer's path among the objects of the checkpoint to write, "
-        'e.g. "model/embedding"; without OLD there must be one layer',
-    )
-    add(
-        "--table",
-        action="append",
-        default=[],
-        metavar="OLD=NEW",
-        help="another name for a table; a variable of SOK's, or a layer of one "
-        "table, becomes a table of this name of the layer that --layer says",
-    )
-    add(
-        "--ids",
-        action="store_true",
-        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
-    )
-    add(
-        "--step",
-        type=integer(0),
-        help="the number of updates made, where the source doesn't tell it",
-    )
-    parser.set_defaults(run=_run, work=_convert)
-
-
-def _run(args: argparse.Namespace) -> int:
-    """Does a command's work; returns the exit status."""
-    return attempt(lambda: args.work(args), InputError)
+def run(args: argparse.Namespace) -> int:
+    """Does the work of `args.action`; returns the process's exit status."""
+    work = {"inspect": _inspect, "convert": _convert, "compact": _compact}
+    return attempt(lambda: work[args.action](args), InputError)
 
 
 def _inspect(args: argparse.Namespace) -> None:

@@ -3,35 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 
-from tfrs_embed.tools.command_line import attempt, describe, show
+from tfrs_embed.tools.command_line import attempt, show
 from tfrs_embed.tools.report.writing import write
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser."""
-    describe(
-        parser,
-        "Makes one page of HTML with the tables' sizes, norms, dead and hot "
-        "rows, and their growth over checkpoints. docs/reports.md shows one.",
-        "tfrs-embed report checkpoints/ logs/ --output report.html",
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a checkpoint, a folder of some, or several of one run; an "
-        "exported model; or a folder of tfrs_embed.monitoring",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("report.html"),
-        metavar="REPORT.html",
-        help="where to write the page [report.html]",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,8 +17,6 @@ from tfrs_embed.tools.command_line import (
     FAILED,
     FINE,
     WRONG,
-    checked,
-    describe,
     fail,
     show,
 )
@@ -45,47 +43,19 @@ _OF_PROGRAM = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser."""
-    describe(
-        parser,
-        "Runs a script that trains on TPUs, up to the second call "
-        "of a function that runs there, on a machine without any. TensorFlow "
-        "traces and lowers its programs for the slice, and libtpu, where it is "
-        "installed, compiles them. The script finds the slice as usual, with "
-        "tf.distribute.cluster_resolver.TPUClusterResolver. Its own arguments "
-        "come last, behind --. The exit status is 1 if a program was refused "
-        "or could not be checked, or the script failed.",
-        "tfrs-embed tpu-check train.py --topology v5p-8 -- --epochs 3",
-    )
-    parser.add_argument("program", metavar="FILE.py", help="the script")
-    parser.add_argument(
-        "--topology",
-        required=True,
-        type=checked(Slice.of),
-        metavar="SLICE",
-        help="such as v5p:2x2x1, v5p-8 or v6e-4",
-    )
-    parser.add_argument(
-        "--compiler",
-        metavar="PYTHON",
-        help="a Python that has jax and libtpu [this one, if it has them]",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of text"
-    )
-    parser.set_defaults(run=run, arguments=[])
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status, 1 if a program was refused."""
     if not os.path.isfile(args.program):
         return fail(f"there is no file {args.program!r}", WRONG)
+    try:
+        tpu_slice = Slice.of(args.topology)
+    except ValueError as error:
+        return fail(f"--topology: {error}", WRONG)
     compiler = Compiler(args.compiler) if args.compiler else None
     try:
         report = check(
             lambda strategy: _run_script(args.program, args.arguments),
-            args.topology,
+            tpu_slice,
             compiler=compiler,
         )
     except CheckError as error:
