@@ -77,7 +77,8 @@ class DistributedEmbedding(TableLayer):
         feature_configs: a `FeatureConfig`, of this library, of
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
             nesting of dicts, lists and tuples of them. Features with the same
-            table object share it.
+            table object share it. A `TableConfig` in a `FeatureConfig`'s place
+            stands for `FeatureConfig(table=...)`.
         table_stacking: the tables that SparseCores hold as one: "auto": those
             of one width and optimizer; None: none; a list of names: those
             tables and no others; a list of such lists. Checked everywhere, read
