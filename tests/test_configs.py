@@ -272,7 +272,7 @@ def test_the_name_of_a_feature_is_its_place(kind):
     other = kind.from_config(json.loads(short))
     assert json.dumps(other.get_config()) == long
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="'person/id' .table 'user'.*10"
+        tf.errors.InvalidArgumentError, match=r"'person/id' \(table 'user'.*10"
     ):
         layers[0]({"person": {"id": [10]}}, partial=True)
 
@@ -289,7 +289,7 @@ def test_a_table_alone_is_a_feature():
     layer = make_layer(TABLE)
     assert layer(IDS).shape == [2, 4]
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="Feature 'user' .table 'user'"
+        tf.errors.InvalidArgumentError, match=r"Feature 'user' \(table 'user'"
     ):
         layer([10])
 

@@ -437,6 +437,13 @@ class FeatureSpec:
         return getattr(given, "padding_value", None)
 
     @property
+    def id_dtype(self) -> tf.DType:
+        """The type of its ids: that of keys; strings if padding is one."""
+        if self.table.keys is not None:
+            return self.table.keys.dtype
+        return tf.string if isinstance(self.padding_value, str) else tf.int64
+
+    @property
     def width(self) -> int:
         """The width of its vectors."""
         return hashings.width(self.hashing, self.table.dim)

@@ -189,9 +189,8 @@ class DistributedEmbedding(TableLayer):
             isinstance(row, (list, tuple, np.ndarray)) for row in ids
         )
         ragged = True if rows and not feature.combined else None
-        what, keys = f"{feature}: ids", feature.table.keys
-        dtype = tf.int64 if keys is None else keys.dtype
-        ids = ids_to_tensor(ids, what, dtype, ragged)
+        what = f"{feature}: ids"
+        ids = ids_to_tensor(ids, what, feature.id_dtype, ragged)
         return to_tensor(ids, what, ragged=ragged)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:

@@ -12,6 +12,7 @@ from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
+from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches, JointEngine
 from tfrs_embed.layers import errors, hashed_features
@@ -51,14 +52,79 @@ class TableLayer(TableHolder):
         ) -> Any:
             """Looks the features up; see the class."""
 
+    def keras_inputs(
+        self, ragged: Iterable[str] = (), strings: Iterable[str] = ()
+    ) -> Any:
+        """Makes the inputs of a functional model, of the layer's own Keras.
+
+        Each has its feature's name, "user_id" for "user/id". Ids are int64, or
+        of the `dtype` of a table's `DynamicKeys`. An input has the feature's
+        `input_shape`. Without one, features with `max_sequence_length` or
+        `combiner=None` have ragged inputs, and others have an id for each
+        vector of the `output_shape`, by default one for each example.
+
+        Example:
+            >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     {"movie": movies, "seen": movies}, "adagrad"
+            ... )
+            >>> inputs = layer.keras_inputs(ragged=["seen"])
+            >>> inputs["movie"].shape, inputs["seen"].shape
+            (TensorShape([None]), TensorShape([None, None]))
+            >>> vectors = layer(inputs)
+
+        Args:
+            ragged: names of features whose examples have any number of ids:
+                nothing in a feature's config says so.
+            strings: names of features with `hashing` whose ids are strings.
+
+        Returns:
+            Inputs in the nesting of the features.
+
+        Raises:
+            ValueError: no feature has a name, or a feature takes no strings.
+        """
+        features, inputs = self._spec.features, {}
+        names = [feature.name for feature in features]
+        given = {"ragged": list(ragged), "strings": list(strings)}
+        for argument, chosen in given.items():
+            for name in chosen:
+                if name not in names:
+                    raise ValueError(
+                        f"{argument} has {name!r}, which is none of the "
+                        f"features {names}."
+                    )
+        for i, feature in enumerate(features):
+            dtype, length = feature.id_dtype, feature.max_sequence_length
+            if feature.name in given["strings"]:
+                hashing = feature.hashing
+                if hashing is not None and hashings.takes_any_id(hashing):
+                    dtype = tf.string
+                elif dtype != tf.string:
+                    raise ValueError(
+                        f"{feature}: its ids can't be strings. They need a "
+                        "FeatureConfig with a hashing, or a table with "
+                        "DynamicKeys(dtype='string')."
+                    )
+            declared = feature.input_shape
+            rows = feature.name in given["ragged"] or (
+                declared is None and (length > 0 or not feature.combined)
+            )
+            shape = [None] if rows else declared or feature.output_shape or ()
+            inputs[i] = self._keras.Input(
+                shape if rows else shape[1:],
+                dtype=dtype.name,
+                name=feature.name.replace("/", "_"),  # Keras 3 takes none.
+                ragged=rows,
+            )
+        return self._spec.structure.pack(inputs)
+
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         structure, changed = self._spec.structure, {}
         for i, ids in enumerate(structure.flatten(inputs, "inputs", True)):
             if ids is not None:
                 feature = self._spec.features[i]
-                keys = feature.table.keys
-                dtype = tf.int64 if keys is None else keys.dtype
-                ragged = self._is_ragged(i)
+                dtype, ragged = feature.id_dtype, self._is_ragged(i)
                 changed[i] = change(ids, f"{feature}: ids", dtype, ragged)
         return structure.pack(changed)
 
