@@ -114,7 +114,10 @@ class TableLayer(TableHolder):
             inputs[i] = self._keras.Input(
                 shape if rows else shape[1:],
                 dtype=dtype.name,
-                name=feature.name.replace("/", "_"),  # Keras 3 takes none.
+                # Keras 3's names have no "/", and none is the layer's own.
+                name=None
+                if feature.name == self.name
+                else feature.name.replace("/", "_"),
                 ragged=rows,
             )
         return self._spec.structure.pack(inputs)
