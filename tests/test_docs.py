@@ -96,6 +96,11 @@ def test_pages_have_no_hidden_code(tmp_path, monkeypatch):
             documentation.blocks("page.md")
 
 
+def test_the_first_model_has_few_lines():
+    first = documentation.blocks("README.md")[0]
+    assert sum(map(bool, first.code.splitlines())) <= 25
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_all_blocks_are_found(page):
     text = (documentation.ROOT / page).read_text("utf-8")
