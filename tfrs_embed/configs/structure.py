@@ -90,9 +90,12 @@ class Structure:
                 flat[template] = node
             elif isinstance(template, dict):
                 if not isinstance(node, Mapping):
+                    hint = ""
+                    if hasattr(node, "columns"):  # Of pandas.
+                        hint = f" dict(frame[{list(template)}]) is one."
                     raise TypeError(
                         f"{where} must be a dict with the keys "
-                        f"{list(template)}, got {_describe(node)}."
+                        f"{list(template)}, got {_describe(node)}.{hint}"
                     )
                 unknown = [k for k in node if k not in template]
                 # Beside unknown keys the missing ones show what is misspelt.
