@@ -789,7 +789,7 @@ def test_ids_that_have_no_meaning_are_errors_of_their_feature(ids, text):
 def test_a_frame_in_place_of_a_dict_is_an_error_with_the_dict():
     [layer, *_] = rows_of()
     frame = pd.DataFrame({"id": [5, 1], "rating": [1.0, 2.0]})
-    with pytest.raises(TypeError, match=r"dict\(frame\[\['id'\]\]\) is one"):
+    with pytest.raises(TypeError, match=r"keys \['id'\].* DataFrame: dict\("):
         layer(frame)
     with pytest.raises(ValueError, match=r"unknown keys \['rating'\]"):
         layer.to_tensors(dict(frame))
@@ -803,7 +803,7 @@ def test_fit_takes_columns_that_are_converted():
     model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)["id"]))
     model.compile("sgd", "mse")
     ids = layer.to_tensors(dict(frame[["id"]]))
-    with pytest.raises(ValueError, match="list|object"):
+    with pytest.raises(ValueError, match=r"list|object"):
         model.fit(dict(frame[["id"]]), frame["rating"])
     data = tf.data.Dataset.from_tensors((ids, frame["rating"].to_numpy()))
     model.fit(data, verbose=0)

@@ -1121,10 +1121,11 @@ def test_inputs_of_nested_features_are_nested():
 def test_an_input_that_no_feature_has_is_an_error():
     table = TableConfig("t", 10, 4)
     layer = layers.PartialTPUEmbedding({"seen": table}, "sgd")
-    with pytest.raises(ValueError, match=r"ragged has 'saw', .*\['seen'\]"):
-        layer.keras_inputs(ragged=["saw"])
-    with pytest.raises(ValueError, match=r"'seen' \(table 't'\).*be strings"):
-        layer.keras_inputs(strings=["seen"])
+    for given in ({"ragged": ["saw"]}, {"strings": ["saw"]}):
+        with pytest.raises(ValueError, match=r"'saw' is none .*\['seen'\]"):
+            layer.keras_inputs(**given)
+    with pytest.raises(TypeError, match=r"'seen' \(table 't'\).*got string"):
+        layer(layer.keras_inputs(strings=["seen"]))
 
 
 ONE_FEATURE = {

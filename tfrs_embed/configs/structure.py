@@ -90,12 +90,9 @@ class Structure:
                 flat[template] = node
             elif isinstance(template, dict):
                 if not isinstance(node, Mapping):
-                    hint = ""
-                    if hasattr(node, "columns"):  # Of pandas.
-                        hint = f" dict(frame[{list(template)}]) is one."
                     raise TypeError(
                         f"{where} must be a dict with the keys "
-                        f"{list(template)}, got {_describe(node)}.{hint}"
+                        f"{list(template)}, got {_describe(node)}."
                     )
                 unknown = [k for k in node if k not in template]
                 # Beside unknown keys the missing ones show what is misspelt.
@@ -176,6 +173,8 @@ def _like(sequence: Any, children: list[Any]) -> Any:
 
 
 def _describe(value: Any) -> str:
+    if hasattr(value, "columns"):  # Of pandas.
+        return f"a {type(value).__name__}: dict(frame) makes a dict of it"
     text = repr(value)
     if len(text) > 60:
         text = text[:57] + "..."

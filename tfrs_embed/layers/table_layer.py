@@ -12,7 +12,6 @@ from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
-from tfrs_embed.configs import hashing as hashings
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches, JointEngine
 from tfrs_embed.layers import errors, hashed_features
@@ -82,42 +81,23 @@ class TableLayer(TableHolder):
             Inputs in the nesting of the features.
 
         Raises:
-            ValueError: no feature has a name, or a feature takes no strings.
+            ValueError: no feature has one of the names.
         """
-        features, inputs = self._spec.features, {}
-        names = [feature.name for feature in features]
-        given = {"ragged": list(ragged), "strings": list(strings)}
-        for argument, chosen in given.items():
-            for name in chosen:
-                if name not in names:
-                    raise ValueError(
-                        f"{argument} has {name!r}, which is none of the "
-                        f"features {names}."
-                    )
-        for i, feature in enumerate(features):
-            dtype, length = feature.id_dtype, feature.max_sequence_length
-            if feature.name in given["strings"]:
-                hashing = feature.hashing
-                if hashing is not None and hashings.takes_any_id(hashing):
-                    dtype = tf.string
-                elif dtype != tf.string:
-                    raise ValueError(
-                        f"{feature}: its ids can't be strings. They need a "
-                        "FeatureConfig with a hashing, or a table with "
-                        "DynamicKeys(dtype='string')."
-                    )
-            declared = feature.input_shape
-            rows = feature.name in given["ragged"] or (
-                declared is None and (length > 0 or not feature.combined)
-            )
-            shape = [None] if rows else declared or feature.output_shape or ()
+        ragged, strings, inputs = [*ragged], [*strings], {}
+        names = [feature.name for feature in self._spec.features]
+        for name in (*ragged, *strings):
+            if name not in names:
+                raise ValueError(f"{name!r} is none of the features {names}.")
+        for i, feature in enumerate(self._spec.features):
+            name, declared = feature.name, feature.input_shape
+            several = feature.max_sequence_length or not feature.combined
+            rows = name in ragged or bool(several and declared is None)
+            shape = declared or feature.output_shape or [None]
             inputs[i] = self._keras.Input(
-                shape if rows else shape[1:],
-                dtype=dtype.name,
+                [None] if rows else shape[1:],
                 # Keras 3's names have no "/", and none is the layer's own.
-                name=None
-                if feature.name == self.name
-                else feature.name.replace("/", "_"),
+                name=None if name == self.name else name.replace("/", "_"),
+                dtype="string" if name in strings else feature.id_dtype.name,
                 ragged=rows,
             )
         return self._spec.structure.pack(inputs)
