@@ -21,8 +21,10 @@ SERVED = ("README.md", "docs/serving.md")
 BY_SECTION = "docs/migrating.md"
 #: What holds after a page's code has run.
 HOLDS = {
-    # The films' frequencies alone have 6.5.
-    "README.md": lambda names: names["model"].history.history["loss"][-1] < 6.2,
+    # With films' vectors that aren't trained it is 6.09.
+    "README.md": lambda names: (
+        names["model"].history.history["loss"][-1] < 6.04
+    ),
     "docs/checkpoints.md": lambda names: names["movies"].shape == (100, 8),
     "docs/gradients.md": lambda names: int(names["layer"].step) == 3,
     "docs/start.md": lambda names: (
