@@ -118,7 +118,7 @@ test-tools: $(VENV)/.ready-test ## Run those of what no training step needs
 test-more: $(VENV)/.ready-test ## Run those that make test has no time for
 	$(PYTEST) -m "more or tools" $(ARGS)
 
-nightly: $(VENV)/.ready-test ## Run all tests, in all variants
+nightly: $(VENV)/.ready-test $(VENV)/.movielens ## Run all tests, in all variants
 	TFRS_EMBED_NIGHTLY=1 $(PYTEST) $(ARGS)
 
 # Slurm's daemons, and hosts with names; tests/clusters says what that takes.
@@ -131,7 +131,7 @@ faults: $(VENV)/.ready-test ## Kill workers of training jobs at random moments
 
 # The oldest TensorFlow of tfrs_embed/compat/version.py; Python 3.12 is its newest.
 $(OLDEST_VENV)/.installed: setup.py pyproject.toml tfrs_embed/compat/version.py
-	$(MAKE) VENV=$(OLDEST_VENV) $(OLDEST_VENV)/.created
+	$(MAKE) VENV=$(OLDEST_VENV) $(addprefix $(OLDEST_VENV)/,.created .movielens)
 	oldest=$$(sed -n 's/^OLDEST_TENSORFLOW = "\(.*\)"/\1/p' \
 		tfrs_embed/compat/version.py) && \
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -qq install \
@@ -210,7 +210,7 @@ lint: $(VENV)/.installed-lint ## Check style, types and the order of imports
 	$(VENV)/bin/lint-imports
 
 # site/index.html is its first page, with a server and without one.
-docs: $(VENV)/.ready-test $(VENV)/.installed-docs
+docs: $(VENV)/.ready-test $(VENV)/.installed-docs $(VENV)/.movielens
 docs: ## Build the documentation in site/, check links, run its code
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	TFRS_EMBED_SITE=$(CURDIR)/site $(RUN) -m pytest $(ARGS) \

@@ -27,6 +27,7 @@ EXTRAS = {
         "hypothesis",
         "keras-rs; python_version >= '3.11'",  # It has none for 3.10.
         "kubernetes-validate",
+        "pandas",  # Of columns given as ids, and docs/pandas.md.
         # With 9.2, pytest-xdist 3.8 no longer keeps tests of a group together.
         "pytest>=8,<9.2",
         "pytest-xdist",

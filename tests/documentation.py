@@ -16,6 +16,7 @@ in `IMPORTS` without importing them.
 import contextlib
 import dataclasses
 import doctest
+import functools
 import inspect
 import io
 import pathlib
@@ -107,13 +108,21 @@ class Block:
         """Runs the block; compares what it prints, if the page shows that."""
         printed = io.StringIO()
         where = ROOT / self.page
-        exec(compile(self.first, f"{where}: blocks above", "exec"), names)
+        names.update(_names_after(self.first, f"{where}: blocks above"))
         # So that a traceback has the page's lines.
         padded = "\n" * (self.line - 1) + self.code
         with contextlib.redirect_stdout(printed):
             exec(compile(padded, str(where), "exec"), names)
         if self.output is not None:
             assert _lines(printed.getvalue()) == _lines(self.output)
+
+
+@functools.cache
+def _names_after(code, where):
+    """The names that code defines, which runs once in a process."""
+    names = {}
+    exec(compile(code, where, "exec"), names)
+    return names
 
 
 def _lines(text):

@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -218,7 +219,7 @@ BAD = {
         "bag",
         ragged([[1.0], [], [np.nan]], tf.float64),
         InvalidArgument,
-        ("id nan is not an integer",),
+        ("id nan is not an integer. NaN stands for a missing value",),
     ),
     "half_sparse_ids": Bad(
         "bag",
@@ -700,23 +701,6 @@ def test_small_and_large_weights_are_as_good_as_others(
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
 
 
-class Series:
-    """Values as pandas has them, of a dtype that TensorFlow doesn't know."""
-
-    dtype = type("Int64Dtype", (), {})()
-
-    def __init__(self, values):
-        self.values, self.shape = values, (len(values),)
-
-    def to_numpy(self):
-        array = np.empty(self.shape, object)
-        array[:] = self.values
-        return array
-
-    def isna(self):
-        return np.array([value is None for value in self.values])
-
-
 def rows_of(keys=None):
     """Layers of the feature "id", whose table's row i is [i] without keys."""
     values = keras.initializers.Constant(np.arange(50)[:, None])
@@ -732,20 +716,23 @@ def rows_of(keys=None):
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        (Series([5, 1]), [5, 1]),
-        (Series([[5, 2], [1]]), [3.5, 1]),
+        (pd.Series([5, 1], dtype="Int64"), [5, 1]),
+        (pd.Series([5, 1], dtype="category"), [5, 1]),
+        (pd.Series([[5, 2], [1]]), [3.5, 1]),
         (np.array([5, 1], object), [5, 1]),
         ([[5, 2], [1]], [3.5, 1]),
-        ([Series([5, 2]).to_numpy(), [1]], [3.5, 1]),
+        ([np.array([5, 2], object), [1]], [3.5, 1]),
     ],
-    ids=["series", "of lists", "objects", "lists", "arrays"],
+    ids=["series", "categories", "of lists", "objects", "lists", "arrays"],
 )
 def test_ids_of_pandas_and_of_lists_are_looked_up(ids, expected):
     for layer in rows_of():
         found = layer({"id": ids})["id"]
         np.testing.assert_allclose(found, np.array(expected)[:, None])
-    weights = {"id": Series([2.0, 0.5])}
-    if isinstance(ids, Series) and expected[0] == 5:
+        found = layer(layer.to_tensors({"id": ids}))["id"]
+        np.testing.assert_allclose(found, np.array(expected)[:, None])
+    weights = {"id": pd.Series([2.0, 0.5])}
+    if isinstance(ids, pd.Series) and expected[0] == 5:
         found = layer({"id": [[5], [1]]}, {"id": [[2.0], [0.5]]})["id"]
         weighted = layer({"id": ids}, weights=weights)["id"]
         np.testing.assert_array_equal(weighted, found)
@@ -754,34 +741,72 @@ def test_ids_of_pandas_and_of_lists_are_looked_up(ids, expected):
 @pytest.mark.parametrize(
     ("keys", "ids"),
     [
-        (tf.string, Series(["a", "b"])),
+        (tf.string, pd.Series(["a", "b"])),
+        (tf.string, pd.Series(["a", "b"], dtype="category")),
         (tf.uint64, [2**63, 1]),
-        (tf.int32, Series([5, 1])),
+        (tf.int32, pd.Series([5, 1], dtype="int32")),
     ],
-    ids=["strings", "uint64", "int32"],
+    ids=["strings", "categories", "uint64", "int32"],
 )
 def test_keys_of_pandas_and_of_lists_have_their_tables_dtype(keys, ids):
-    values = ids.values if isinstance(ids, Series) else ids
+    values = list(ids)
     for layer in [*rows_of(keys)][1:]:
         expected = layer({"id": tf.constant(values, keys)})["id"]
         np.testing.assert_array_equal(layer({"id": ids})["id"], expected)
 
 
+def test_numbers_in_place_of_strings_are_an_error_with_the_conversion():
+    for layer in rows_of(tf.string):
+        with pytest.raises(TypeError, match=r"'id'.*got int64.*astype\(str\)"):
+            layer({"id": pd.Series([5, 1])})
+
+
 @pytest.mark.parametrize(
     ("ids", "text"),
     [
-        (Series([5, None]), r"1 missing values.*position \[1\].*fillna"),
+        (pd.Series([5, None]), r"1 missing values.*position \[1\].*fillna"),
+        (pd.Series(["a", None]), r"1 missing values.*fillna\(''\)"),
+        (pd.Series([[5], None]), r"1 missing values.*\[\] for a list"),
+        (pd.Series([[5, None]]), "neither all numbers.*NoneType, int"),
+        (pd.DataFrame({"a": [5, 1], "b": [2, None]}), r"position \[1, 1\]"),
+        (pd.to_datetime(pd.Series(["2026-11-29"])), "dates.*dt.day_of_week"),
+        (np.array(["2026-11-29"], "datetime64[D]"), "dates.*dt.day_of_week"),
+        (pd.Series(["a"]), r"got string.*hashing=.*DynamicKeys\(dtype='str"),
+        (pd.Series([True]), r"got bool. Cast them"),
         (np.array([np.nan, 1.0]), r"1 missing values.*position \[0\].*fillna"),
         (np.array([5, "a"], object), "neither all numbers nor all strings"),
         ([5, None], "neither all numbers nor all strings"),
         ([[[5]], [[1], [2, 3]]], "must be a Tensor.*list of rows"),
     ],
-    ids=["series", "NaN", "objects", "None", "deep"],
+    ids=lambda value: type(value).__name__,
 )
 def test_ids_that_have_no_meaning_are_errors_of_their_feature(ids, text):
     for layer in rows_of():
         with pytest.raises(TypeError, match=f"(?s)Feature 'id'.*{text}"):
             layer({"id": ids})
+
+
+def test_a_frame_in_place_of_a_dict_is_an_error_with_the_dict():
+    [layer, *_] = rows_of()
+    frame = pd.DataFrame({"id": [5, 1], "rating": [1.0, 2.0]})
+    with pytest.raises(TypeError, match=r"keys \['id'\].* DataFrame: dict\("):
+        layer(frame)
+    with pytest.raises(ValueError, match=r"unknown keys \['rating'\]"):
+        layer.to_tensors(dict(frame))
+    np.testing.assert_array_equal(layer(dict(frame[["id"]]))["id"], [[5], [1]])
+
+
+def test_fit_takes_columns_that_are_converted():
+    frame = pd.DataFrame({"id": [[5, 2], [1], []], "rating": [1.0, 2.0, 3.0]})
+    [layer, *_] = rows_of()
+    inputs = layer.keras_inputs(ragged=["id"])
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)["id"]))
+    model.compile("sgd", "mse")
+    ids = layer.to_tensors(dict(frame[["id"]]))
+    with pytest.raises(ValueError, match=r"list|object"):
+        model.fit(dict(frame[["id"]]), frame["rating"])
+    data = tf.data.Dataset.from_tensors((ids, frame["rating"].to_numpy()))
+    model.fit(data, verbose=0)
 
 
 @BOTH_ROUTES

@@ -241,10 +241,64 @@ def test_tables_are_equal_only_to_themselves():
 # A feature.
 
 
-@pytest.mark.parametrize("name", ["", None, 3])
-def test_a_feature_needs_a_name(name):
-    with pytest.raises(TypeError, match=rf"feature's name .*{name!r}"):
+@pytest.mark.parametrize("name", ["", 3, TABLE])
+def test_a_features_name_is_text(name):
+    with pytest.raises(TypeError, match="feature's name must be a non-empty"):
         feature(name=name)
+
+
+@pytest.mark.parametrize(
+    "kind", [PartialTPUEmbedding, tfrs_embed.DistributedEmbedding]
+)
+def test_the_name_of_a_feature_is_its_place(kind):
+    """The layer's config, and so all files, are those of typed names."""
+    user, movie = table(), table(name="movie", vocabulary_size=20_000)
+    given = {
+        "person": {"id": user},
+        "id": FeatureConfig(table=movie, max_sequence_length=2),
+        "rest": [movie, FeatureConfig("typed", user)],
+        3: tpu.TableConfig(10, 4, name="theirs"),
+    }
+    typed = {
+        "person": {"id": FeatureConfig("person/id", user)},
+        "id": FeatureConfig("id", movie, max_sequence_length=2),
+        "rest": [FeatureConfig("rest/0", movie), FeatureConfig("typed", user)],
+        3: FeatureConfig("3", given[3]),
+    }
+    layers = [kind(each, optimizer="sgd", name="x") for each in (given, typed)]
+    short, long = [json.dumps(layer.get_config()) for layer in layers]
+    assert short == long
+    assert str(layers[0].placement) == str(layers[1].placement)
+    other = kind.from_config(json.loads(short))
+    assert json.dumps(other.get_config()) == long
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"'person/id' \(table 'user'.*10"
+    ):
+        layers[0]({"person": {"id": [10]}}, partial=True)
+
+
+def test_one_config_may_be_several_features():
+    shared = FeatureConfig(table=TABLE)
+    layer = make_layer({"first": shared, "second": shared})
+    features = layer.get_config()["feature_config"]["features"]
+    assert [each["name"] for each in features] == ["first", "second"]
+    assert shared.name is None
+
+
+def test_a_table_alone_is_a_feature():
+    layer = make_layer(TABLE)
+    assert layer(IDS).shape == [2, 4]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Feature 'user' \(table 'user'"
+    ):
+        layer([10])
+
+
+def test_errors_of_a_feature_without_a_name_name_its_table():
+    with pytest.raises(ValueError, match="of table 'user': max_sequence"):
+        FeatureConfig(table=TABLE, max_sequence_length=-1)
+    with pytest.raises(TypeError, match="A feature: table must be a Table"):
+        FeatureConfig()
 
 
 @pytest.mark.parametrize("other", ["user", None, TableConfig, (10, 4)])
@@ -487,7 +541,7 @@ def test_a_config_without_features_is_an_error(empty):
         make_layer(empty)
 
 
-@pytest.mark.parametrize("leaf", [TABLE, None, "id", 3, FeatureConfig])
+@pytest.mark.parametrize("leaf", [TableConfig, None, "id", 3, FeatureConfig])
 def test_a_config_of_something_else_is_an_error_that_says_where(leaf):
     with pytest.raises(TypeError, match=r"FeatureConfig or .* at 'a/1/b'"):
         make_layer({"a": [feature(), {"b": leaf}]})

@@ -1045,6 +1045,89 @@ def test_shapes_without_tables_are_those_of_a_call(kind):
     }
 
 
+#: Features by what their ids are, with the ids of two examples.
+OF_INPUTS = {
+    "one": ({}, [1, 2]),
+    "user id": ({}, [3, 4]),
+    "bag": ({}, [[1, 2], []]),
+    "sequence": ({"max_sequence_length": 3}, [[1, 2, 3, 4], [5]]),
+    "alone": ({"combiner": None}, [[1, 2], [3]]),
+    "given": ({"input_shape": (2, 2)}, [[1, 2], [3, 4]]),
+    "padded": (
+        {"input_shape": (2, 2), "max_sequence_length": 2},
+        [[1, 2], [3, 4]],
+    ),
+    "laid out": ({"output_shape": (None, 3, 4)}, [[1, 2, 3], [4, 5, 6]]),
+    "hashed": ({"hashing": tfrs_embed.Hash()}, [2**40, -1]),
+    "text": ({"hashing": tfrs_embed.Hash()}, ["a", "b"]),
+    "text bag": (
+        {"hashing": tfrs_embed.Hash(padding_value="")},
+        [["a", ""], ["b"]],
+    ),
+}
+
+
+@on("keras:3")
+@pytest.mark.parametrize("kind", ["PartialTPU", "Distributed"])
+def test_inputs_are_made_of_the_features(kind):
+    table = TableConfig("t", 10, 4)
+    words = TableConfig("words", 10, 4, keys=DynamicKeys(dtype="string"))
+    features = {
+        n: FeatureConfig(None, table, **s) for n, (s, _) in OF_INPUTS.items()
+    }
+    layer = getattr(layers, f"{kind}Embedding")(
+        {**features, "word": words, "words": words}, optimizer="sgd"
+    )
+    inputs = layer.keras_inputs(
+        ragged=["bag", "text bag", "words"], strings=["text", "word"]
+    )
+    assert {name: each.name for name, each in inputs.items()} == {
+        name: name for name in inputs
+    }
+    model = keras.Model(inputs, layer(inputs))
+    ids = {name: each for name, (_, each) in OF_INPUTS.items()}
+    ids |= {"word": ["a", "b"], "words": [["a"], []]}
+    ragged = ("bag", "sequence", "alone", "text bag", "words")
+    batch = {
+        name: tf.ragged.constant(each) if name in ragged else tf.constant(each)
+        for name, each in ids.items()
+    }
+    batch = {
+        name: each if each.dtype == tf.string else tf.cast(each, tf.int64)
+        for name, each in batch.items()
+    }
+    expected = layer(batch)
+    data = tf.data.Dataset.from_tensors((batch, expected))
+    found = model.predict(data, verbose=0)
+    for name, each in expected.items():
+        values = (found[name], each)
+        if isinstance(each, tf.RaggedTensor):
+            values = [getattr(v, "flat_values", v) for v in values]
+        assert_close(*values)
+    for name, each in inputs.items():
+        assert each.dtype == batch[name].dtype.name
+
+
+def test_inputs_of_nested_features_are_nested():
+    table = TableConfig("t", 10, 4)
+    layer = layers.PartialTPUEmbedding(
+        {"user": {"id": table}, "x": [table]}, "sgd"
+    )
+    inputs = layer.keras_inputs(ragged=["x/0"])
+    assert inputs["user"]["id"].name == "user_id"
+    assert list(inputs["x"][0].shape) == [None, None]
+
+
+def test_an_input_that_no_feature_has_is_an_error():
+    table = TableConfig("t", 10, 4)
+    layer = layers.PartialTPUEmbedding({"seen": table}, "sgd")
+    for given in ({"ragged": ["saw"]}, {"strings": ["saw"]}):
+        with pytest.raises(ValueError, match=r"'saw' is none .*\['seen'\]"):
+            layer.keras_inputs(**given)
+    with pytest.raises(TypeError, match=r"'seen' \(table 't'\).*got string"):
+        layer(layer.keras_inputs(strings=["seen"]))
+
+
 ONE_FEATURE = {
     "Embedding": lambda: layers.Embedding(9, 4),
     "large": lambda: keras_under_test.layer_of_one_table("sgd", 9, 4),

@@ -101,6 +101,8 @@ def test_its_features_and_ours_may_share_a_table(front):
     )
     first, second = layer([IDS, IDS])
     np.testing.assert_array_equal(first, second)
+    layer = distributed(front, {"ids": feature(table), "more": table})
+    np.testing.assert_array_equal(*layer({"ids": IDS, "more": IDS}).values())
     own = tfrs_embed.TableConfig("own", 10, 4)
     layer = distributed(
         front, [feature(own), tfrs_embed.FeatureConfig("more", own)]

@@ -23,6 +23,7 @@ from tfrs_embed.configs.tables import (
     TableSpec,
     check_table,
     is_of_keras_rs,
+    is_table,
 )
 
 _tpu = tf.tpu.experimental.embedding
@@ -34,8 +35,9 @@ def parse(
     """Turns any accepted configuration into its checked, immutable form.
 
     Args:
-        feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
-            nesting of dicts, lists and tuples of them.
+        feature_config: a `FeatureConfig` or `TableConfig`, ours, TF's or
+            keras_rs's, or any nesting of dicts, lists and tuples of them. A
+            table stands for a feature with the defaults of `FeatureConfig`.
         keras: the Keras of default initializers; None: `default()`.
         owner: the tables' `owner`.
 
@@ -47,31 +49,38 @@ def parse(
     structure, configs = Structure.split(
         feature_config,
         lambda node: (
-            isinstance(node, (FeatureConfig, _tpu.FeatureConfig))
+            is_table(node)
+            or isinstance(node, (FeatureConfig, _tpu.FeatureConfig))
             or is_of_keras_rs(node, FeatureConfig)
         ),
     )
     if not configs:
         raise ValueError("The feature configuration has no features.")
-    if len(set(structure.paths)) < len(structure.paths):
+    [(path, count)] = collections.Counter(structure.paths).most_common(1)
+    if count > 1:
         raise ValueError(
-            f"Two features have one path: {sorted(structure.paths)}."
+            f"Two features have one path, '{path}': a feature's name is its "
+            f"keys, joined by '/'. All of them: {sorted(structure.paths)}."
         )
     keras = keras or keras_versions.default()
     tables: dict[int, TableSpec] = {}
     features = []
     for config, path in zip(configs, structure.paths, strict=True):
         name = path or config.name or "feature"
-        source = config.table
+        source = config if is_table(config) else config.table
         if id(source) not in tables:
             check_table(source, f"Feature '{name}'")
             tables[id(source)] = _table_spec(source, len(tables), keras, owner)
         table = tables[id(source)]
-        if is_of_keras_rs(config, FeatureConfig):
+        if config is source:
+            config = FeatureConfig(name, table.source)
+        elif is_of_keras_rs(config, FeatureConfig):
             values = _values_of(config, FeatureConfig)
             config = FeatureConfig(**{**values, "table": table.source})
-        elif config.table is not table.source:  # It is keras_rs's.
-            config = dataclasses.replace(config, table=table.source)
+        elif isinstance(config, FeatureConfig):  # Its table may be keras_rs's.
+            config = dataclasses.replace(
+                config, name=config.name or name, table=table.source
+            )
         features.append(_feature_spec(config, name, table))
     names = collections.Counter(table.name for table in tables.values())
     [(name, count)] = names.most_common(1)

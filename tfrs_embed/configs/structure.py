@@ -173,6 +173,8 @@ def _like(sequence: Any, children: list[Any]) -> Any:
 
 
 def _describe(value: Any) -> str:
+    if hasattr(value, "columns"):  # Of pandas.
+        return f"a {type(value).__name__}: dict(frame) makes a dict of it"
     text = repr(value)
     if len(text) > 60:
         text = text[:57] + "..."

@@ -214,8 +214,9 @@ class FeatureConfig:
         'movies'
 
     Attributes:
-        name: the feature's name.
-        table: its `TableConfig`.
+        name: the feature's name. None: the key that it has in a dict of
+            features, or its place in a list; in nested ones "user/id".
+        table: its `TableConfig`, which must be given.
         input_shape: shape of the ids, batch first, or None.
         output_shape: shape of the activations, batch first and the table's
             `embedding_dim` last (several times that if hashing sets rows side
@@ -245,8 +246,8 @@ class FeatureConfig:
         TypeError: a value is of the wrong kind.
     """
 
-    name: str
-    table: TableConfig
+    name: str | None = None
+    table: TableConfig = None  # type: ignore[assignment]
     input_shape: Sequence[int | None] | None = None
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
@@ -255,9 +256,13 @@ class FeatureConfig:
     padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
-        text(self.name, "A feature's name")
-        where = f"Feature '{self.name}'"
+        where = "A feature"
+        if self.name is not None:
+            text(self.name, "A feature's name")
+            where = f"Feature '{self.name}'"
         check_table(self.table, where)
+        if self.name is None:
+            where = f"A feature of table '{self.table.name}'"
         convert_fields(
             self,
             where,
@@ -392,7 +397,7 @@ class FeatureSpec:
         max_sequence_length: the length of its sequences, or 0.
         output_shape: its activations' shape without the embedding dim, batch
             first, None for any size; or None: decided by the ids.
-        source: the user's own config object; see `TableSpec`.
+        source: its config, with a name; see `TableSpec`.
         batch_size: the largest batch of one replica, or None: not declared.
         sequences: whether a row of ragged or sparse ids is a sequence if
             output_shape is [batch, length], or one of batch * length bags;
@@ -430,6 +435,13 @@ class FeatureSpec:
         """The id that stands for none, or None."""
         given = self.source if self.hashing is None else self.hashing
         return getattr(given, "padding_value", None)
+
+    @property
+    def id_dtype(self) -> tf.DType:
+        """The type of its ids: that of keys; strings if padding is one."""
+        if self.table.keys is not None:
+            return self.table.keys.dtype
+        return tf.string if isinstance(self.padding_value, str) else tf.int64
 
     @property
     def width(self) -> int:
@@ -491,11 +503,16 @@ def is_of_keras_rs(config: Any, own: type) -> bool:
     )
 
 
+def is_table(value: Any) -> bool:
+    """Whether a value is a table's declaration, ours, TF's or keras_rs's."""
+    return isinstance(value, (TableConfig, _tpu.TableConfig)) or is_of_keras_rs(
+        value, TableConfig
+    )
+
+
 def check_table(table: Any, where: str) -> None:
     """Raises a TypeError unless a value is a table's declaration."""
-    if not isinstance(
-        table, (TableConfig, _tpu.TableConfig)
-    ) and not is_of_keras_rs(table, TableConfig):
+    if not is_table(table):
         raise TypeError(
             f"{where}: table must be a TableConfig, got {type(table).__name__}."
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from tfrs_embed.layers import errors, other_keras
-from tfrs_embed.ops.tensors import ids_to_tensor
+from tfrs_embed.ops.tensors import ids_to_tensor, to_tensor
 
 #: Changes a feature's ids. Takes the ids, their name in errors, their dtype,
 #: and whether they are ragged (None: unknown).
@@ -85,6 +85,34 @@ class Layer:
         if "weights" in kwargs:
             kwargs["weights"] = _from_pandas(kwargs["weights"])
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def to_tensors(self, inputs: Any) -> Any:
+        """Converts ids as a call does, for a Keras that doesn't take them.
+
+        `fit` refuses lists, arrays of objects and columns of pandas before the
+        layer sees them, in errors without the feature.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig("movies", 100, 8)
+            >>> layer = tfrs_embed.PartialTPUEmbedding({"seen": table}, "sgd")
+            >>> column = np.array([[3, 5], [7]], object)
+            >>> layer.to_tensors({"seen": column})
+            {'seen': <tf.RaggedTensor [[3, 5], [7]]>}
+
+        Args:
+            inputs: a call's inputs, features of which may be missing.
+
+        Returns:
+            Tensors in the same nesting. Arrays of lists are ragged.
+
+        Raises:
+            TypeError: ids are no tensor, have missing values, or are dates.
+        """
+
+        def convert(ids: Any, what: str, dtype: Any, _: bool | None) -> Any:
+            return to_tensor(ids_to_tensor(ids, what, dtype), what)
+
+        return self._map_ids(convert, inputs)
 
     def _prepare(self, inputs: Any) -> Any:
         """Converts a call's inputs for Keras."""

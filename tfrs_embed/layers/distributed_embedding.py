@@ -77,7 +77,8 @@ class DistributedEmbedding(TableLayer):
         feature_configs: a `FeatureConfig`, of this library, of
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
             nesting of dicts, lists and tuples of them. Features with the same
-            table object share it.
+            table object share it. A `TableConfig` in a `FeatureConfig`'s place
+            stands for `FeatureConfig(table=...)`.
         table_stacking: the tables that SparseCores hold as one: "auto": those
             of one width and optimizer; None: none; a list of names: those
             tables and no others; a list of such lists. Checked everywhere, read
@@ -188,9 +189,8 @@ class DistributedEmbedding(TableLayer):
             isinstance(row, (list, tuple, np.ndarray)) for row in ids
         )
         ragged = True if rows and not feature.combined else None
-        what, keys = f"{feature}: ids", feature.table.keys
-        dtype = tf.int64 if keys is None else keys.dtype
-        ids = ids_to_tensor(ids, what, dtype, ragged)
+        what = f"{feature}: ids"
+        ids = ids_to_tensor(ids, what, feature.id_dtype, ragged)
         return to_tensor(ids, what, ragged=ragged)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:

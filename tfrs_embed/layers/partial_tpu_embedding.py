@@ -31,7 +31,7 @@ class PartialTPUEmbedding(TableLayer):
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
         >>> layer = tfrs_embed.PartialTPUEmbedding(
-        ...     {"movie": tfrs_embed.FeatureConfig("movie", table)},
+        ...     {"movie": table},
         ...     optimizer=tf_keras.optimizers.Adagrad(0.05),
         ... )
         >>> layer({"movie": tf.constant([3, 5])})["movie"].shape
@@ -41,7 +41,8 @@ class PartialTPUEmbedding(TableLayer):
         feature_config: a `FeatureConfig`, of this library, of
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
             nesting of dicts, lists and tuples of them. Features with the same
-            table object share it.
+            table object share it. A `TableConfig` in a `FeatureConfig`'s place
+            stands for `FeatureConfig(table=...)`.
         optimizer: trains the large tables that have none of their own: a Keras
             optimizer such as SGD, Adagrad, Adam, AdamW, Ftrl or RMSprop, whose
             learning rate is read at each step; a

@@ -51,14 +51,63 @@ class TableLayer(TableHolder):
         ) -> Any:
             """Looks the features up; see the class."""
 
+    def keras_inputs(
+        self, ragged: Iterable[str] = (), strings: Iterable[str] = ()
+    ) -> Any:
+        """Makes the inputs of a functional model, of the layer's own Keras.
+
+        Each has its feature's name, "user_id" for "user/id". Ids are int64, or
+        of the `dtype` of a table's `DynamicKeys`. An input has the feature's
+        `input_shape`. Without one, features with `max_sequence_length` or
+        `combiner=None` have ragged inputs, and others have an id for each
+        vector of the `output_shape`, by default one for each example.
+
+        Example:
+            >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     {"movie": movies, "seen": movies}, "adagrad"
+            ... )
+            >>> inputs = layer.keras_inputs(ragged=["seen"])
+            >>> inputs["movie"].shape, inputs["seen"].shape
+            (TensorShape([None]), TensorShape([None, None]))
+            >>> vectors = layer(inputs)
+
+        Args:
+            ragged: names of features whose examples have any number of ids:
+                nothing in a feature's config says so.
+            strings: names of features with `hashing` whose ids are strings.
+
+        Returns:
+            Inputs in the nesting of the features.
+
+        Raises:
+            ValueError: no feature has one of the names.
+        """
+        ragged, strings, inputs = [*ragged], [*strings], {}
+        names = [feature.name for feature in self._spec.features]
+        for name in (*ragged, *strings):
+            if name not in names:
+                raise ValueError(f"{name!r} is none of the features {names}.")
+        for i, feature in enumerate(self._spec.features):
+            name, declared = feature.name, feature.input_shape
+            several = feature.max_sequence_length or not feature.combined
+            rows = name in ragged or bool(several and declared is None)
+            shape = declared or feature.output_shape or [None]
+            inputs[i] = self._keras.Input(
+                [None] if rows else shape[1:],
+                # Keras 3's names have no "/", and none is the layer's own.
+                name=None if name == self.name else name.replace("/", "_"),
+                dtype="string" if name in strings else feature.id_dtype.name,
+                ragged=rows,
+            )
+        return self._spec.structure.pack(inputs)
+
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         structure, changed = self._spec.structure, {}
         for i, ids in enumerate(structure.flatten(inputs, "inputs", True)):
             if ids is not None:
                 feature = self._spec.features[i]
-                keys = feature.table.keys
-                dtype = tf.int64 if keys is None else keys.dtype
-                ragged = self._is_ragged(i)
+                dtype, ragged = feature.id_dtype, self._is_ragged(i)
                 changed[i] = change(ids, f"{feature}: ids", dtype, ragged)
         return structure.pack(changed)
 

@@ -250,10 +250,13 @@ def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
     if dtype.is_integer or (any_id and dtype == tf.string):
         return ids
     if dtype == tf.string:
-        hint = "hashed=True" if hashing else "FeatureConfig(hashing=...)"
-        raise TypeError(
-            f"{feature}: ids must be integers, got string. {hint} takes any."
+        hint = (
+            "hashed=True takes any."
+            if hashing
+            else "FeatureConfig(hashing=...) takes any, as does a table with "
+            "DynamicKeys(dtype='string')."
         )
+        raise TypeError(f"{feature}: ids must be integers, got string. {hint}")
     text = f"{feature}: ids must be integers, got {dtype.name}."
     if any_id:
         text = text.replace("integers", "integers or strings")
@@ -263,6 +266,8 @@ def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
         size = feature.table.vocabulary_size
     largest = _WHOLE.get(dtype, 0)
     if not 0 < size <= largest:
+        if dtype == tf.bool:
+            text += " Cast them: tf.cast(ids, tf.int64)."
         if largest:
             text += (
                 f" {dtype.name} holds every id of up to {largest} rows"
@@ -279,8 +284,12 @@ def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
 
         def fraction() -> tf.Tensor:
             wrong = ~tf.reshape(whole, [-1])
+            found = first(flat, wrong)
+            hint = tf.where(
+                tf.math.is_nan(found), " NaN stands for a missing value.", ""
+            )
             return message(
-                f"{feature}: id ", first(flat, wrong), " is not an integer."
+                f"{feature}: id ", found, " is not an integer.", hint
             )
 
         checks.require(tf.reduce_all(whole), fraction)

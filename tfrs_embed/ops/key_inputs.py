@@ -67,6 +67,8 @@ def _check_dtype(where: Any, given: tf.DType, wanted: tf.DType) -> None:
     ):
         return
     hint = " Keys of another width would be other keys." if integers else ""
+    if given.is_integer and wanted == tf.string:
+        hint = " tf.strings.as_string(ids), or ids.astype(str), makes strings."
     if given.is_floating:
         hint = (
             f" {given.name} doesn't hold every key. A Keras Input is of floats "

@@ -44,8 +44,9 @@ def _require_all(ids: Any, what: str) -> None:
         raise TypeError(
             f"{what} have {missing.sum()} missing values (NaN, NA), the first "
             f"at position {np.argwhere(missing)[0].tolist()}. Leave them out, "
-            "or give them an id of their own: fillna(0).astype('int64') of "
-            "pandas."
+            "or give them an id of their own, such as the padding_value of the "
+            "feature: fillna(0).astype('int64') of pandas, fillna('') for "
+            "strings, [] for a list."
         )
 
 
@@ -133,6 +134,11 @@ def _rows(value: Any, dtype: Any) -> tf.RaggedTensor:
 
 def _array(value: Any, dtype: Any) -> np.ndarray:
     array = np.asarray(value, dtype)
+    if array.dtype.kind in "mM":
+        raise ValueError(
+            "dates and times are no ids. Make numbers of them, such as "
+            "dates.dt.day_of_week of pandas"
+        )
     if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
         # NumPy's strings drop zero bytes at their end.
         array = np.asarray(value, object)
@@ -140,7 +146,11 @@ def _array(value: Any, dtype: Any) -> np.ndarray:
         # Integers, unless there are others among them.
         if all(isinstance(each, (int, np.integer)) for each in array.flat):
             return np.array(array.tolist(), dtype)
-        raise ValueError("its values are neither all numbers nor all strings")
+        kinds = sorted({type(each).__name__ for each in array.flat})
+        raise ValueError(
+            "its values are neither all numbers nor all strings, but "
+            f"{', '.join(kinds)}"
+        )
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)  # An empty list's dtype says nothing.
     return array
