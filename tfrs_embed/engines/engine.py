@@ -185,15 +185,15 @@ class Engine(abc.ABC):
     def _measure(self) -> None:
         if not tf.executing_eagerly():
             raise RuntimeError(
-                f"{self._name}: gradient_norm is read for the first time in a "
-                "function that is being traced, after updates that don't "
-                "measure it. Read it once before, eagerly."
+                f"{self._name}: gradient_norm is called for the first time in "
+                "a function that is being traced, after updates that don't "
+                "measure it. Call it once before, eagerly."
             )
         # Imported here: few programs read it.
         from tfrs_embed.distribution import handshake
 
         handshake.compare_actions(
-            self._strategy, f"the first read of {self._name}'s gradient_norm"
+            self._strategy, f"the first gradient_norm of {self._name}"
         )
         if self._freezing.is_traced:
             warnings.warn(

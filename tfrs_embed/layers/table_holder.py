@@ -365,21 +365,20 @@ class TableHolder(SavedLayer):
         layer = self._engine_layer
         return layer.step if layer is not None and layer.built else None
 
-    @property
     def gradient_norm(self) -> tf.Tensor:
-        """The norm of the large tables' gradient in the last update.
+        """Returns the norm of the large tables' gradient in the last update.
 
         It is `tf.linalg.global_norm` of the gradients that the tables would
         have as variables: of the loss without its scale, summed over ids that
         occur several times and over replicas, before the tables' optimizers
         clip or accumulate it. Frozen tables have no part in it, nor have small
-        tables, whose gradients are the model's. A scalar float32, equal on all
-        replicas; in a step, read it after the gradient is taken. A layer that
-        is called twice in a step makes two updates.
+        tables, whose gradients are the model's. In a step, call it after the
+        gradient is taken. A layer that is called twice in a step makes two
+        updates.
 
-        Updates measure it from the first time on that it is read, which must be
-        eagerly: before functions that train are traced, and on all workers.
-        NaN: there was no update yet, or it was not measured.
+        Updates measure the norm from this method's first call on. Make that
+        call eagerly, before functions that train are traced, and on all
+        workers.
 
         Example:
             >>> table = tfrs_embed.TableConfig("movie", 20_000, 2, "ones")
@@ -387,17 +386,21 @@ class TableHolder(SavedLayer):
             ...     tfrs_embed.FeatureConfig("movie", table), "sgd"
             ... )
             >>> layer.build()
-            >>> assert np.isnan(layer.gradient_norm)
+            >>> assert np.isnan(layer.gradient_norm())
             >>> with tf.GradientTape() as tape:
             ...     loss = tf.reduce_sum(layer(tf.constant([7, 7])))
             >>> _ = tape.gradient(loss, layer.trainable_variables)
-            >>> float(layer.gradient_norm) == np.sqrt(8, dtype=np.float32)
+            >>> float(layer.gradient_norm()) == np.sqrt(8, dtype=np.float32)
             True
+
+        Returns:
+            A scalar float32, equal on all replicas. NaN: there was no update
+            yet, or the last one didn't measure it.
 
         Raises:
             NotImplementedError: a TPU holds tables.
-            RuntimeError: it is first read in a function that is being traced;
-                or another worker does something else.
+            RuntimeError: it is called for the first time in a function that is
+                being traced, or another worker does something else.
         """
         self._ensure_tables()
         if self._engine is None:
