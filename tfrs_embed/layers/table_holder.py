@@ -12,7 +12,7 @@ from tfrs_embed import kernels
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.compat import keras_versions, strategies
-from tfrs_embed.compat.arguments import finite
+from tfrs_embed.compat.arguments import share
 from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import Placement
@@ -264,11 +264,15 @@ class TableHolder(SavedLayer):
         # Imported here, as few programs average tables.
         from tfrs_embed.storage import moving_average
 
-        rate = finite(rate, f"Layer '{self.name}': rate")
-        if not 0 <= rate <= 1:
-            raise ValueError(
-                f"Layer '{self.name}': rate must be in [0, 1], got {rate}."
-            )
+        rate = share(rate, f"Layer '{self.name}': rate")
+        self._check_average(other)
+        for name, table in self.tables.items():
+            moving_average.average(table, other.tables[name], rate)
+
+    def _check_average(self, other: Any) -> None:
+        """Raises a ValueError if the tables can't be averages of another's."""
+        from tfrs_embed.storage import moving_average
+
         names = [list(each.tables) for each in (self, other)]
         if sorted(names[0]) != sorted(names[1]):
             raise ValueError(
@@ -277,8 +281,6 @@ class TableHolder(SavedLayer):
             )
         for name, table in self.tables.items():
             moving_average.check(table, other.tables[name])
-        for name, table in self.tables.items():
-            moving_average.average(table, other.tables[name], rate)
 
     def evict(self, table: str, count: int | None = None) -> int:
         """Takes rows from keys of a table with `DynamicKeys`.
