@@ -96,9 +96,12 @@ def load(layer):
         table.assign(range(ROWS), values.astype(np.float32))
 
 
-@on("mirrored:2", tier="more")
-@on("workers:2", tier="more", when=lambda place: place == "row")
-@on("workers:2", tier="nightly")
+@on("mirrored:2", tier="more", when=lambda compiled: compiled)
+@on(
+    "workers:2",
+    tier="more",
+    when=lambda place, compiled: (place, compiled) == ("row", True),
+)
 @pytest.mark.parametrize(
     ("place", "compiled"),
     [
@@ -110,24 +113,30 @@ def load(layer):
 def test_it_is_the_global_norm_of_dense_gradients(
     strategy, place, compiled, files_folder
 ):
+    folder = files_folder if place == "files" else None
     with contextlib.nullcontext() if compiled else kernels.disabled():
-        layer, unread = (
-            make(
-                strategy,
-                folder=files_folder / name if place == "files" else None,
-                **OPTIONS[place],
-            )
-            for name in ("read", "unread")
-        )
-        for each in (layer, unread):
-            load(each)
+        layer = make(strategy, folder=folder, **OPTIONS[place])
+        load(layer)
         assert np.isnan(layer.gradient_norm())
-        step, other = trainer(strategy, layer), trainer(strategy, unread, False)
+        step = trainer(strategy, layer)
         for ids in IDS:
             check(strategy, layer, step, ids)
-            other(ids)
-    # Measuring changes no update.
-    assert_trained_alike(state(layer), state(unread))
+
+
+@pytest.mark.usefixtures("both_implementations")
+@pytest.mark.parametrize("place", ["row", "keys"])
+def test_measuring_changes_no_update(place):
+    strategy, states = tf.distribute.get_strategy(), []
+    for read in (True, False):
+        layer = make(strategy, **OPTIONS[place])
+        load(layer)
+        if read:
+            layer.gradient_norm()
+        step = trainer(strategy, layer, read)
+        for ids in IDS:
+            step(ids)
+        states.append(state(layer))
+    assert_trained_alike(*states)
 
 
 @on("mirrored:2", tier="more")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.arguments import integer, share
-from tfrs_embed.storage.moving_average import blend
+from tfrs_embed.storage import moving_average
 
 
 def assign_moving_average(average: Any, model: Any, rate: float) -> None:
@@ -55,7 +55,9 @@ def assign_moving_average(average: Any, model: Any, rate: float) -> None:
             for each in (mine, other)
         )
         # The average may be frozen, which Keras 3's variables say.
-        mine.assign(blend(before, given, rate) if other.trainable else given)
+        if other.trainable:
+            given = moving_average.blend(before, given, rate)
+        mine.assign(given)
 
 
 class MovingAverageCallback(keras_versions.PlainCallback):
@@ -150,7 +152,7 @@ def _pairs(average: Any, model: Any) -> tuple[_Pairs, _Pairs]:
             "layers."
         )
     for one, other in zip(layers, of_other, strict=True):
-        one._check_average(other)
+        moving_average.check(one, other)
     for one, other in zip(mine, others, strict=True):
         kinds = [(tuple(v.shape), tf.as_dtype(v.dtype)) for v in (one, other)]
         if kinds[0] != kinds[1]:

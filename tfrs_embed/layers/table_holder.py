@@ -265,22 +265,9 @@ class TableHolder(SavedLayer):
         from tfrs_embed.storage import moving_average
 
         rate = share(rate, f"Layer '{self.name}': rate")
-        self._check_average(other)
+        moving_average.check(self, other)
         for name, table in self.tables.items():
             moving_average.average(table, other.tables[name], rate)
-
-    def _check_average(self, other: Any) -> None:
-        """Raises a ValueError if the tables can't be averages of another's."""
-        from tfrs_embed.storage import moving_average
-
-        names = [list(each.tables) for each in (self, other)]
-        if sorted(names[0]) != sorted(names[1]):
-            raise ValueError(
-                f"Layer '{self.name}' has the tables {names[0]}, the other "
-                f"layer {names[1]}."
-            )
-        for name, table in self.tables.items():
-            moving_average.check(table, other.tables[name])
 
     def evict(self, table: str, count: int | None = None) -> int:
         """Takes rows from keys of a table with `DynamicKeys`.

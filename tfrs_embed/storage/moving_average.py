@@ -13,8 +13,19 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.table_state import TableState
 
 
-def check(mine: TableState, other: TableState) -> None:
-    """Raises a ValueError if a table can't be the average of another."""
+def check(layer: Any, other: Any) -> None:
+    """Raises a ValueError if tables can't be averages of another layer's."""
+    names = [list(each.tables) for each in (layer, other)]
+    if sorted(names[0]) != sorted(names[1]):
+        raise ValueError(
+            f"Layer '{layer.name}' has the tables {names[0]}, the other layer "
+            f"{names[1]}."
+        )
+    for name, table in layer.tables.items():
+        _check(table, other.tables[name])
+
+
+def _check(mine: TableState, other: TableState) -> None:
     where = f"Table '{mine.spec.name}'"
     for table in (mine, other):
         if PARAMETERS not in table.variables:
