@@ -1,9 +1,12 @@
 """The layers inside Keras: models, loops, precision, saving."""
 
 import copy
+import gc
 import pickle
 import re
+import resource
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -1585,6 +1588,30 @@ def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
     loaded(inputs)
     loaded.load_weights(path)
     np.testing.assert_array_equal(loaded(inputs), expected)
+
+
+@on("keras:3", tier="more")
+def test_models_that_are_gone_keep_no_memory():
+    ids, labels = np.arange(8) % 4, np.zeros([8, 1], np.float32)
+    layers_of, used = [], []
+    for _ in range(8):  # As a tuner does.
+        keras.backend.clear_session()
+        # The table and its slot have 51 MB.
+        table = TableConfig("t", 100_000, 64, "zeros")
+        layer = layers.PartialTPUEmbedding(
+            FeatureConfig("t", table), "adagrad", size_threshold=0
+        )
+        start = keras.Input([], dtype="int64")
+        model = keras.Model(start, keras.layers.Dense(1)(layer(start)))
+        model.compile("sgd", "mse")
+        model.fit(ids, labels, verbose=0)
+        layers_of.append(weakref.ref(layer))
+        del layer, model, start
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            used.append(int(file.read().split()[1]) * resource.getpagesize())
+    assert not any(layer() for layer in layers_of)
+    assert used[-1] < used[2] + 30e6
 
 
 @on("keras:3", tier="more")

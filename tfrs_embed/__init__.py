@@ -45,6 +45,10 @@ if TYPE_CHECKING:
         Embedding,
         PartialTPUEmbedding,
     )
+    from tfrs_embed.layers.model_average import (
+        MovingAverageCallback,
+        assign_moving_average,
+    )
     from tfrs_embed.layers.sampled_softmax import sampled_softmax
     from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
     from tfrs_embed.storage.retrieval import TopK
@@ -69,6 +73,7 @@ __all__ = [
     "FrequencyAdmission",
     "Hardware",
     "Hash",
+    "MovingAverageCallback",
     "Multiplex",
     "PartialTPUEmbedding",
     "Placement",
@@ -83,6 +88,7 @@ __all__ = [
     "TimeToLive",
     "TopK",
     "__version__",
+    "assign_moving_average",
     "checkpoint",
     "data",
     "embedding_lookup",
@@ -116,6 +122,10 @@ lazy.import_later(
             "DynamicEmbedding",
             "Embedding",
             "PartialTPUEmbedding",
+        ),
+        "tfrs_embed.layers.model_average": (
+            "MovingAverageCallback",
+            "assign_moving_average",
         ),
         "tfrs_embed.layers.sampled_softmax": ("sampled_softmax",),
         "tfrs_embed.sparsecore.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),

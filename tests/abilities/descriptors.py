@@ -4,10 +4,16 @@ An ability is a function of a `Case` that raises an error if the layer lacks it.
 Numbers are compared with numpy's.
 """
 
+import contextlib
 import copy
 import functools
+import importlib
+import itertools
 import pickle
+import re
+import tempfile
 import warnings
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -373,3 +379,58 @@ _takes("ids in numpy", lambda ids: ids)
 _takes("ids in lists", lambda ids: ids.tolist())
 _takes("ragged ids", lambda ids: tf.RaggedTensor.from_tensor(IDS))
 _takes("sparse ids", lambda ids: tf.sparse.from_dense(IDS))
+
+
+@ability("totals of summary()")
+def _(case):
+    model, lines = trained(case), []
+    model.summary(print_fn=lines.append)
+    totals = re.findall(
+        r"^ *(?:Non-t|T)rainable params: ([\d,]+)", "\n".join(lines), re.M
+    )
+    sizes = [np.size(weight) for weight in model.get_weights()]
+    assert sum(int(n.replace(",", "")) for n in totals) == sum(sizes)
+
+
+@ability("set_weights(get_weights()) of another model")
+def _(case):
+    model = functional(case)
+    model.set_weights(trained(case).get_weights())
+    equal(model(case.ids), 1)
+
+
+@ability("TensorBoard's histograms and images")
+def _(case):
+    model, found = trained(case), {}
+    # TensorFlow's own need TensorBoard, which isn't installed.
+    modules = (
+        importlib.import_module("tensorflow.summary"),
+        tf.compat.v2.summary,
+    )
+    written = {"histogram": found.__setitem__, "image": _draw, "scalar": _draw}
+    with contextlib.ExitStack() as stack:
+        for module, (name, write) in itertools.product(
+            modules, written.items()
+        ):
+
+            def summary(tag, data, write=write, **_):
+                write(tag, np.asarray(data))
+
+            stack.enter_context(mock.patch.object(module, name, summary))
+        callback = keras.callbacks.TensorBoard(
+            stack.enter_context(tempfile.TemporaryDirectory()),
+            histogram_freq=1,
+            write_images=True,
+        )
+        callback.set_model(model)
+        callback.on_train_begin()
+        callback.on_epoch_end(0, {})
+        callback.on_train_end()
+    for data, weight in zip(found.values(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(data, weight)
+
+
+def _draw(_, data):
+    # TensorFlow's encoder of PNG ends the process.
+    if not data.size:
+        raise ValueError("an image without rows ends the process")

@@ -64,6 +64,14 @@ def number(value: Any, what: str, positive: bool = True) -> float:
     return checked
 
 
+def share(value: Any, what: str) -> float:
+    """Returns a number in [0, 1] as float."""
+    checked = finite(value, what)
+    if not 0 <= checked <= 1:
+        raise ValueError(f"{what} must be in [0, 1], got {value!r}.")
+    return checked
+
+
 def convert_fields(
     config: Any, where: str, **checks: Callable[[Any, str], Any]
 ) -> None:

@@ -74,7 +74,6 @@ class CollectiveEngine(Engine, JointEngine):
         super().__init__(options, Moments())
         self._replicas = replicas.get_replicas(options.strategy)
         self._wire = Wire(options.communication_dtype)
-        self._shards: list[Shard] = []
         self._step: Any = None
         # Actions that workers have compared.
         self._compared: set[str] = set()
@@ -95,7 +94,7 @@ class CollectiveEngine(Engine, JointEngine):
     def _build(self) -> None:
         """Creates the variables, on all workers in the same order."""
         self._number = self._replicas.count("layers")
-        self._norms_channel = self._replicas.allocate(1)
+        self._norms_channel = self._replicas.allocate(2)
         assert self._moments is not None
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
@@ -313,18 +312,26 @@ class CollectiveEngine(Engine, JointEngine):
         after = graphs.capture(residuals.after if self.gives_rows else [])
         replica = residuals.replica
         counted = self._replicas.counting(replica, self._traffic[replica])
+        clipped, measured = (
+            functools.partial(self._total, replica, self._norms_channel + i)
+            for i in range(2)
+        )
         with tf.control_dependencies(after), counted:
             self._shards[replica].update(
                 self._contributions(residuals, gradients),
                 residuals.after,
-                norm_factors(
-                    self.optimizers, functools.partial(self._total, replica)
-                ),
+                norm_factors(self.optimizers, clipped),
+                measured,
             )
 
-    def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
+    def _total(
+        self, replica: int, channel: int, values: tf.Tensor
+    ) -> tf.Tensor:
         """Sums numbers, float32 of a fixed shape, over all shards."""
-        return self._replicas.sum(replica, values, self._norms_channel)
+        return self._replicas.sum(replica, values, channel)
+
+    def _here(self) -> int:
+        return self._replicas.current(self._name) or 0
 
     @abc.abstractmethod
     def _contributions(

@@ -109,6 +109,9 @@ class CompositeEngine(Engine, FixedBatches):
             ):
                 engine.apply_gradients(residual, [gradients[i] for i in places])
 
+    def gradient_squares(self) -> tf.Tensor:
+        return tf.add_n([e.gradient_squares() for e in self._engines])
+
     def traffic(self) -> list[Traffic]:
         counted = [t for t in (e.traffic() for e in self._engines) if t]
         return [

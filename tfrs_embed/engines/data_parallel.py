@@ -132,10 +132,12 @@ class DataParallelEngine(CollectiveEngine):
             contributions.update(group.contributions(*of_all))
         return contributions
 
-    def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
+    def _total(
+        self, replica: int, channel: int, values: tf.Tensor
+    ) -> tf.Tensor:
         # All replicas have all rows; the maximum makes their sums, which may
         # differ in the last bits, equal.
-        return self._replicas.max(replica, values, self._norms_channel)
+        return self._replicas.max(replica, values, channel)
 
     def _gather_all(
         self,

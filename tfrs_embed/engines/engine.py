@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import distinct
+from tfrs_embed.engines.shard import Shard, distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus, EarlyLookup
 from tfrs_embed.ops.validation import UncheckedIds
@@ -60,6 +61,8 @@ class Engine(abc.ABC):
         self._name = options.name
         self._strategy = options.strategy
         self._pipelined = options.pipelined
+        # This process's shards; a TPU's tables have none.
+        self._shards: list[Shard] = []
         self.features = tuple(options.features)
         tables = {f.table.name: f.table for f in self.features}
         self.tables = tuple(tables.values())
@@ -156,6 +159,51 @@ class Engine(abc.ABC):
         Raises:
             RuntimeError: the lookup was not made where the tables are trained.
         """
+
+    def gradient_squares(self) -> tf.Tensor:
+        """Returns the sum of the squares of the last update's gradient.
+
+        A scalar float64; NaN if that update didn't measure it, as updates do
+        from the first call on. See `TableHolder.gradient_norm` for errors.
+        """
+        if not self._shards:
+            raise NotImplementedError(
+                f"{self._name}: gradient_norm of tables on TPUs isn't known to "
+                "TensorFlow."
+            )
+        if self._shards[0].squares is None:
+            self._measure()
+        shard = self._shards[self._here()]
+        square, until = tf.unstack(tf.convert_to_tensor(shard.squares))
+        step = tf.cast(tf.convert_to_tensor(shard.step), tf.float64)
+        return tf.where(tf.equal(until, step), square, float("nan"))
+
+    def _here(self) -> int:
+        """The local replica that is running; 0: none is."""
+        return 0
+
+    def _measure(self) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{self._name}: gradient_norm is called for the first time in "
+                "a function that is being traced, after updates that don't "
+                "measure it. Call it once before, eagerly."
+            )
+        # Imported here: few programs read it.
+        from tfrs_embed.distribution import handshake
+
+        handshake.compare_actions(
+            self._strategy, f"the first gradient_norm of {self._name}"
+        )
+        if self._freezing.is_traced:
+            warnings.warn(
+                f"{self._name}: functions that were traced before don't "
+                "measure gradient_norm, which is NaN after their updates. Call "
+                "model.compile again, or trace them again.",
+                stacklevel=4,
+            )
+        for shard in self._shards:
+            shard.measure()
 
     def traffic(self) -> list[Traffic]:
         """The communication of each local replica since `build`, if counted."""

@@ -12,17 +12,19 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 #: Takes the sums of squares of gradients on one shard, by table; returns the
 #: factor for the gradients of each table with a norm.
 Factors = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
+#: Sums numbers, float32 of a fixed shape, over all shards.
+Total = Callable[[tf.Tensor], tf.Tensor]
 
 
 def norm_factors(
     optimizers: Mapping[str, TableOptimizer | None],
-    total: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    total: Total = tf.identity,
 ) -> Factors | None:
     """The function that clips a step's gradients; None: no table has a norm.
 
     Args:
         optimizers: each table's optimizer by name; None: it is not trained.
-        total: sums [tables] float32 over all shards; None: there is one.
+        total: sums [tables] over all shards.
     """
     clipped = {
         name: optimizer
@@ -34,9 +36,7 @@ def norm_factors(
 
     def factors(squares: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         # A shard may have no part of a table.
-        all_squares = tf.stack([squares.get(t, 0.0) for t in clipped])
-        if total is not None:
-            all_squares = total(all_squares)
+        all_squares = total(tf.stack([squares.get(t, 0.0) for t in clipped]))
         by_table = dict(zip(clipped, tf.unstack(all_squares), strict=True))
         found = {}
         for table, optimizer in clipped.items():

@@ -40,6 +40,7 @@ class OneDeviceEngine(Engine):
         self._shard = Shard(
             self.tables, self.optimizers, device, self._freezing
         )
+        self._shards = [self._shard]
 
     def build(self) -> None:
         self._shard.build(lambda t: t.vocabulary_size, layer=self._name)

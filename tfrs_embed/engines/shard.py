@@ -14,7 +14,7 @@ from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.accumulation import Accumulation
-from tfrs_embed.engines.norms import Factors
+from tfrs_embed.engines.norms import Factors, Total
 from tfrs_embed.ops import backend, concat_gradients, rounding
 from tfrs_embed.ops.bags import BaggedIds, all_valid, bags_of_rows
 from tfrs_embed.ops.rounding import Rounding
@@ -39,6 +39,9 @@ class Shard:
     Attributes:
         store: the tables' rows and slots.
         step: the number of updates made.
+        squares: [2] float64, the sum of the squares of the gradient in the last
+            measured update, on all shards, and the number of updates after it;
+            None: nobody has asked.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Shard:
         self.device = device
         self._freezing = freezing
         self.step: Any = None
+        self.squares: tf.Variable | None = None
         self._tables = tuple(tables)
         # Imported here, as programs import this module for its functions too.
         from tfrs_embed.storage.stores import store_of
@@ -93,6 +97,12 @@ class Shard:
                     )
             self.step = make_variable(tf.constant(0, tf.int64), "step")
 
+    def measure(self) -> None:
+        """Makes updates measure the gradient; see `squares`."""
+        with tf.init_scope(), tf.device(self.device):
+            none = tf.constant([0.0, -1.0], tf.float64)
+            self.squares = make_variable(none, "gradient_squares")
+
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
         """Makes updates of a table's copies write its rows too.
 
@@ -130,6 +140,7 @@ class Shard:
         contributions: dict[str, GradientContributions],
         after: Sequence[tf.Tensor],
         factors: Factors | None = None,
+        total: Total = tf.identity,
     ) -> None:
         """Updates the tables.
 
@@ -139,6 +150,7 @@ class Shard:
             after: tensors that don't exist if the step is to change nothing.
             factors: clips gradients by norms over many rows; None: no table has
                 such a norm.
+            total: sums a number, float32, over all shards.
         """
         if not tf.executing_eagerly():
             self._freezing.is_traced = True
@@ -148,6 +160,11 @@ class Shard:
             if self._optimizers[name] is not None
             and self._table_of(name) not in self._freezing.frozen
         }
+        if self.squares is not None:
+            contributions, squares = self._sum_rows(contributions)
+            square = tf.add_n([*squares.values(), tf.zeros([])])
+            measured = total(square), self.step + 1
+            self.squares.assign([tf.cast(m, tf.float64) for m in measured])
         contributions = self._accumulate(contributions)
         made: Any = 1
         if in_xla():
@@ -253,21 +270,34 @@ class Shard:
         self, contributions: dict[str, GradientContributions], factors: Factors
     ) -> dict[str, GradientContributions]:
         """Clips gradients by norms over many rows, and sums those by row."""
+        clips = {}
+        for name, of_table in contributions.items():
+            optimizer = self._optimizers[name]
+            if optimizer is not None and optimizer.options.norm is not None:
+                clips[name] = of_table
+        sums, squares = self._sum_rows(clips)
+        found = factors(squares)
+        for name, of_table in sums.items():
+            [rows] = of_table.gradients
+            rows *= found[self._table_of(name)]
+            sums[name] = of_table._replace(gradients=[rows])
+        return contributions | sums
+
+    def _sum_rows(
+        self, contributions: dict[str, GradientContributions]
+    ) -> tuple[dict[str, GradientContributions], dict[str, tf.Tensor]]:
+        """Sums gradients by row; returns the sums of tables' squares too."""
         squares: dict[str, tf.Tensor] = {}
         sums = {}
         for name, of_table in contributions.items():
-            optimizer = self._optimizers[name]
-            if optimizer is None or optimizer.options.norm is None:
-                continue
             ids, rows = backend.operations(
                 self.device, training=True
             ).row_gradients(of_table)
-            table, counted = name, None
+            table, counted = self._table_of(name), None
             if name in self._owned:
                 # All replicas have the copies' gradients; only owners count
                 # them.
-                table, owned = self._owned[name]
-                counted = tf.gather(owned, ids) >= 0
+                counted = tf.gather(self._owned[name][1], ids) >= 0
             elif self.store.trash is not None:
                 counted = ids != self.store.trash
             own = rows
@@ -275,15 +305,9 @@ class Shard:
                 own = tf.gather(rows, tf.where(counted)[:, 0])
             square = tf.reduce_sum(tf.square(own))
             squares[table] = squares.get(table, 0.0) + square
-            sums[name] = table, ids, rows
-        found = factors(squares)
-        clipped = {}
-        for name, (table, ids, rows) in sums.items():
             bags = BaggedIds.of_rows(ids, None, tf.size(ids))
-            clipped[name] = GradientContributions(
-                [bags], [rows * found[table]], single=True
-            )
-        return contributions | clipped
+            sums[name] = GradientContributions([bags], [rows], single=True)
+        return sums, squares
 
 
 def distinct(

@@ -12,7 +12,7 @@ from tfrs_embed import kernels
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.compat import keras_versions, strategies
-from tfrs_embed.compat.arguments import finite
+from tfrs_embed.compat.arguments import share
 from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.placement import Placement
@@ -264,19 +264,8 @@ class TableHolder(SavedLayer):
         # Imported here, as few programs average tables.
         from tfrs_embed.storage import moving_average
 
-        rate = finite(rate, f"Layer '{self.name}': rate")
-        if not 0 <= rate <= 1:
-            raise ValueError(
-                f"Layer '{self.name}': rate must be in [0, 1], got {rate}."
-            )
-        names = [list(each.tables) for each in (self, other)]
-        if sorted(names[0]) != sorted(names[1]):
-            raise ValueError(
-                f"Layer '{self.name}' has the tables {names[0]}, the other "
-                f"layer {names[1]}."
-            )
-        for name, table in self.tables.items():
-            moving_average.check(table, other.tables[name])
+        rate = share(rate, f"Layer '{self.name}': rate")
+        moving_average.check(self, other)
         for name, table in self.tables.items():
             moving_average.average(table, other.tables[name], rate)
 
@@ -364,3 +353,46 @@ class TableHolder(SavedLayer):
         """
         layer = self._engine_layer
         return layer.step if layer is not None and layer.built else None
+
+    def gradient_norm(self) -> tf.Tensor:
+        """Returns the norm of the large tables' gradient in the last update.
+
+        It is `tf.linalg.global_norm` of the gradients that the tables would
+        have as variables: of the loss without its scale, summed over ids that
+        occur several times and over replicas, before the tables' optimizers
+        clip or accumulate it. Frozen tables have no part in it, nor have small
+        tables, whose gradients are the model's. In a step, call it after the
+        gradient is taken. A layer that is called twice in a step makes two
+        updates.
+
+        Updates measure the norm from this method's first call on. Make that
+        call eagerly, before functions that train are traced, and on all
+        workers.
+
+        Example:
+            >>> table = tfrs_embed.TableConfig("movie", 20_000, 2, "ones")
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("movie", table), "sgd"
+            ... )
+            >>> layer.build()
+            >>> assert np.isnan(layer.gradient_norm())
+            >>> with tf.GradientTape() as tape:
+            ...     loss = tf.reduce_sum(layer(tf.constant([7, 7])))
+            >>> _ = tape.gradient(loss, layer.trainable_variables)
+            >>> float(layer.gradient_norm()) == np.sqrt(8, dtype=np.float32)
+            True
+
+        Returns:
+            A scalar float32, equal on all replicas. NaN: there was no update
+            yet, or the last one didn't measure it.
+
+        Raises:
+            NotImplementedError: a TPU holds tables.
+            RuntimeError: it is called for the first time in a function that is
+                being traced, or another worker does something else.
+        """
+        self._ensure_tables()
+        if self._engine is None:
+            return tf.zeros([])
+        square = self._engine.gradient_squares()
+        return tf.cast(tf.sqrt(square), tf.float32)

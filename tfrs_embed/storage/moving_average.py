@@ -13,8 +13,19 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.table_state import TableState
 
 
-def check(mine: TableState, other: TableState) -> None:
-    """Raises a ValueError if a table can't be the average of another."""
+def check(layer: Any, other: Any) -> None:
+    """Raises a ValueError if tables can't be averages of another layer's."""
+    names = [list(each.tables) for each in (layer, other)]
+    if sorted(names[0]) != sorted(names[1]):
+        raise ValueError(
+            f"Layer '{layer.name}' has the tables {names[0]}, the other layer "
+            f"{names[1]}."
+        )
+    for name, table in layer.tables.items():
+        _check(table, other.tables[name])
+
+
+def _check(mine: TableState, other: TableState) -> None:
     where = f"Table '{mine.spec.name}'"
     for table in (mine, other):
         if PARAMETERS not in table.variables:
@@ -53,7 +64,7 @@ def average(mine: TableState, other: TableState, rate: float) -> None:
             for start, size in blocks(variable.shape.as_list(), tf.float32):
                 with tf.device(variable.device):
                     rows = tf.range(start, start + size)
-                    mean = _blend(
+                    mean = blend(
                         tf.gather(variable, rows), tf.gather(given, rows), rate
                     )
                 scatter(variable, rows, mean)
@@ -64,13 +75,15 @@ def average(mine: TableState, other: TableState, rate: float) -> None:
                 before, given = (
                     each.collect_rows(numbers) for each in (ours, theirs)
                 )
-                ours.write_rows(numbers, _blend(before, given, rate))
+                ours.write_rows(numbers, blend(before, given, rate))
     mine.assigned()
 
 
-def _blend(before: tf.Tensor, given: tf.Tensor, rate: float) -> tf.Tensor:
+def blend(before: Any, given: Any, rate: float) -> tf.Tensor:
+    """Returns rate * before + (1 - rate) * given, of the first's dtype."""
     given = tf.cast(given, before.dtype)
-    return before + (given - before) * (1.0 - rate)
+    # A copy is exact, whatever was there before.
+    return before + (given - before) * (1.0 - rate) if rate else given
 
 
 def _average_keys(mine: Any, other: Any, rate: float) -> None:
@@ -86,5 +99,5 @@ def _average_keys(mine: Any, other: Any, rate: float) -> None:
         rows = other.variables[PARAMETERS].collect_rows(some)
         old = np.isin(some, known)
         before = mine.variables[PARAMETERS].collect_rows(some[old])
-        rows[old] = before + (rows[old] - before) * np.float32(1.0 - rate)
+        rows[old] = blend(before, rows[old], rate)
         mine.assign_numbers(some, tf.constant(rows))
