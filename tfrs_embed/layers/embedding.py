@@ -50,6 +50,10 @@ class Embedding(Layer):
         mask_zero: whether `compute_mask` masks id 0, as in Keras; dense ids
             without a combiner only.
         combiner: as in `embedding_lookup`.
+        input_length: the number of ids of a sample, as in tf_keras, whose
+            Sequential then needs no Input. Not read in Keras 3.
+        weights: the values of the table, [input_dim, output_dim], or a list of
+            them alone, as in Keras. None: the initializer's.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
 
     Call arguments:
@@ -74,8 +78,15 @@ class Embedding(Layer):
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
         combiner: Combiner | None = None,
+        *,
+        input_length: int | None = None,
+        weights: Any = None,
         **kwargs: Unpack[KerasArguments],
     ) -> None:
+        of_tf_keras = self._keras.__name__ == keras_versions.TF_KERAS
+        if input_length is not None and of_tf_keras:
+            length = integer(input_length, "input_length")
+            kwargs.setdefault("input_shape", (length,))
         choice(combiner, (None, *COMBINERS), "combiner")
         if flag(mask_zero, "mask_zero") and combiner is not None:
             raise ValueError(
@@ -96,6 +107,11 @@ class Embedding(Layer):
         )
         self.mask_zero = mask_zero
         self.combiner = combiner
+        if weights is not None:
+            alone = isinstance(weights, (list, tuple)) and len(weights) == 1
+            with tf.name_scope(self.name):
+                self.build(None)
+            self.set_weights(weights if alone else [weights])
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
