@@ -266,6 +266,8 @@ def test_input_length_makes_a_sequential_model_as_in_tf_keras():
     np.testing.assert_array_equal(*outputs)
     again = keras.Sequential.from_config(model.get_config())
     assert again.input_shape == (None, 4)
+    of_matrices = layers.Embedding(10, 2, input_length=(None, 4))
+    assert keras.Sequential([of_matrices]).input_shape == (None, None, 4)
     with pytest.raises(ValueError, match="input_length must be an integer"):
         layers.Embedding(10, 2, input_length="4")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -50,8 +51,9 @@ class Embedding(Layer):
         mask_zero: whether `compute_mask` masks id 0, as in Keras; dense ids
             without a combiner only.
         combiner: as in `embedding_lookup`.
-        input_length: the number of ids of a sample, as in tf_keras, whose
-            Sequential then needs no Input. Not read in Keras 3.
+        input_length: the number of ids of a sample, or several dimensions, as
+            in tf_keras, whose Sequential then needs no Input. Not read in
+            Keras 3.
         weights: the values of the table, [input_dim, output_dim], or a list of
             them alone, as in Keras. None: the initializer's.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
@@ -79,14 +81,16 @@ class Embedding(Layer):
         mask_zero: bool = False,
         combiner: Combiner | None = None,
         *,
-        input_length: int | None = None,
+        input_length: int | Sequence[int | None] | None = None,
         weights: Any = None,
         **kwargs: Unpack[KerasArguments],
     ) -> None:
         of_tf_keras = self._keras.__name__ == keras_versions.TF_KERAS
         if input_length is not None and of_tf_keras:
-            length = integer(input_length, "input_length")
-            kwargs.setdefault("input_shape", (length,))
+            lengths = input_length
+            if not isinstance(lengths, (list, tuple)):
+                lengths = [integer(lengths, "input_length")]
+            kwargs.setdefault("input_shape", tuple(lengths))
         choice(combiner, (None, *COMBINERS), "combiner")
         if flag(mask_zero, "mask_zero") and combiner is not None:
             raise ValueError(
