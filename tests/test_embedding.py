@@ -286,6 +286,9 @@ def test_a_sequential_model_needs_no_input(kind):
     )
     model.compile("sgd", "mse")
     ids = np.array([[1, 2, 3], [4, 5, 9]])
+    if kind == "Embedding":
+        layer.set_weights([TABLE])
+        np.testing.assert_array_equal(layer(ids), TABLE[ids])
     model.fit(ids, np.ones([2, 1]), verbose=0)
     assert model.predict(ids, verbose=0).shape == (2, 1)
     assert model.output_shape == (None, 1)

@@ -155,8 +155,6 @@ SUITES = [
         ),
         ("--mentioning", "Embedding("),
         {
-            "test_embedding_correctness_*": "sets weights of a Sequential "
-            "model that has seen neither a shape nor a batch",
             "*_sparse_*": "gives sparse ids no combiner, but row 0 where "
             "there is no id",
             "*_sprase_*": "needs sparse=True, which Embedding doesn't have",

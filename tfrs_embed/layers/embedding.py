@@ -113,8 +113,6 @@ class Embedding(Layer):
         self.combiner = combiner
         if weights is not None:
             alone = isinstance(weights, (list, tuple)) and len(weights) == 1
-            with tf.name_scope(self.name):
-                self.build(None)
             self.set_weights(weights if alone else [weights])
 
     def build(self, input_shape: Any = None) -> None:
@@ -132,6 +130,16 @@ class Embedding(Layer):
                 constraint=self.embeddings_constraint,
             )
         super().build(input_shape)
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the table, [the values]; builds the layer, which needs no ids.
+
+        tf_keras's Sequential models let programs do so before the first batch.
+        """
+        if not self.built:
+            with tf.name_scope(self.name):
+                self.build(None)
+        super().set_weights(weights)
 
     if TYPE_CHECKING:
         # Type checkers see Keras's `__call__` as Any.
