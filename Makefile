@@ -120,6 +120,7 @@ test-more: $(VENV)/.ready-test ## Run those that make test has no time for
 
 nightly: $(VENV)/.ready-test $(VENV)/.movielens ## Run all tests, in all variants
 	TFRS_EMBED_NIGHTLY=1 $(PYTEST) $(ARGS)
+	$(if $(ARGS),,$(RUN) tests/upstream/run.py)
 
 # Slurm's daemons, and hosts with names; tests/clusters says what that takes.
 test-clusters: $(VENV)/.ready-test ## Run the recipes of docs/clusters.md
@@ -199,8 +200,8 @@ sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
 mutation: $(VENV)/.ready-mutation ## Look for changes that no test finds
 	$(RUN) tests/mutation/run.py $(ARGS)
 
-# ARGS="--every 5" for a fifth of them.
-upstream: $(VENV)/.ready-test ## Run TFRS's, TF-models' and keras_rs's tests on it
+# ARGS="--every 5" for a fifth of them; SOURCE=FOLDER for those in no wheel.
+upstream: $(VENV)/.ready-test ## Run TFRS's, Keras's and others' tests on it
 	$(RUN) tests/upstream/run.py $(ARGS)
 
 lint: $(VENV)/.installed-lint ## Check style, types and the order of imports

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from keras_under_test import NUMBER, keras, layers
+from keras_under_test import NUMBER, keras, layers, only_keras_2
 from process_tiers import nightly, on
 from tfrs_embed import embedding_lookup
 
@@ -241,6 +241,57 @@ def test_layer_round_trip(tmp_path):
 def test_layer_needs_positive_dimensions(dims):
     with pytest.raises(ValueError, match="put_dim must be an integer >= 1"):
         layers.Embedding(*dims)
+
+
+@on("keras:3")
+@pytest.mark.parametrize("wrap", [lambda w: w, lambda w: [w]])
+def test_weights_are_the_tables_first_values_as_in_keras(wrap):
+    layer = layers.Embedding(10, 2, weights=wrap(TABLE), name="words")
+    np.testing.assert_array_equal(layer(np.array([3, 5])), TABLE[[3, 5]])
+    assert "weights" not in layer.get_config()
+    with pytest.raises(ValueError, match=r"words.*\(10, 2\).*\(3, 2\)"):
+        layers.Embedding(10, 2, weights=wrap(TABLE[:3]), name="words")
+
+
+@only_keras_2("its Sequential takes shapes from an Input only")
+def test_input_length_makes_a_sequential_model_as_in_tf_keras():
+    outputs = []
+    for kind in (layers.Embedding, keras.layers.Embedding):
+        first = kind(10, 2, input_length=4, weights=[TABLE])
+        model = keras.Sequential([first, keras.layers.Flatten()])
+        assert model.built and model.input_shape == (None, 4)
+        outputs.append(model(np.array([[1, 2, 3, 4]])))
+        with pytest.raises(ValueError, match="expected shape"):
+            model.predict(np.array([[1, 2, 3]]), verbose=0)
+    np.testing.assert_array_equal(*outputs)
+    again = keras.Sequential.from_config(model.get_config())
+    assert again.input_shape == (None, 4)
+    of_matrices = layers.Embedding(10, 2, input_length=(None, 4))
+    assert keras.Sequential([of_matrices]).input_shape == (None, None, 4)
+    with pytest.raises(ValueError, match="input_length must be an integer"):
+        layers.Embedding(10, 2, input_length="4")
+
+
+@on("keras:3")
+@pytest.mark.parametrize("kind", ["Embedding", "PartialTPUEmbedding"])
+def test_a_sequential_model_needs_no_input(kind):
+    if kind == "Embedding":
+        layer = layers.Embedding(10, 2, input_length=None)
+    else:
+        table = tfrs_embed.TableConfig("table", 10, 2)
+        feature = tfrs_embed.FeatureConfig("id", table)
+        layer = layers.PartialTPUEmbedding(feature, "sgd", size_threshold=0)
+    model = keras.Sequential(
+        [layer, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    ids = np.array([[1, 2, 3], [4, 5, 9]])
+    if kind == "Embedding":
+        layer.set_weights([TABLE])
+        np.testing.assert_array_equal(layer(ids), TABLE[ids])
+    model.fit(ids, np.ones([2, 1]), verbose=0)
+    assert model.predict(ids, verbose=0).shape == (2, 1)
+    assert model.output_shape == (None, 1)
 
 
 def test_mask_zero_and_combiner_exclude_each_other():

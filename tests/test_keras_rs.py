@@ -279,6 +279,33 @@ def tables_of_keras_rs(model, name="embeddings"):
     return {name: table.numpy() for name, table in tables.items()}
 
 
+def test_tables_of_the_models_adam_have_the_losses_of_keras_rs():
+    """Off TPUs keras_rs reads no optimizer of a table, "adam" by default."""
+    theirs = make_model(keras_rs.layers.DistributedEmbedding)
+    tables, weights = (
+        tables_of_keras_rs(theirs),
+        theirs.layers[-1].get_weights(),
+    )
+    losses = []
+    for model, of_tables in (
+        (theirs, None),
+        (None, keras.optimizers.Adam(0.1)),
+        (None, None),
+    ):
+        if model is None:
+            model = make_model(
+                tfrs_embed.keras3.DistributedEmbedding, of_tables
+            )
+            model.get_layer("embeddings").load_tables(tables)
+            model.layers[-1].set_weights(weights)
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        losses.append(
+            [float(model.train_on_batch(INPUTS, TARGETS)) for _ in range(5)]
+        )
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[2][-1] > 1.5 * losses[0][-1]
+
+
 def assert_tables(layer, expected):
     found = {n: t.numpy() for n, t in layer.embedding_tables.items()}
     assert list(found) == list(expected)

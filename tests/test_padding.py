@@ -65,7 +65,7 @@ def check(layer, ids, rows, how, kind="dense", weighted=False):
     with tf.GradientTape() as tape:
         vectors = layer(as_kind(kind, ids), weights, training=True)
         loss = tf.reduce_sum(vectors)
-    if how == "sequence":
+    if how == "sequence" or (how == "each" and kind == "dense"):
         np.testing.assert_array_equal(vectors._keras_mask, PADDED > 0)
     if isinstance(vectors, tf.RaggedTensor):
         vectors = vectors.to_tensor()
@@ -118,6 +118,68 @@ def test_padding_reads_and_changes_no_row(
         after = layer.embedding_tables["ids"].numpy()
         changed = (after != before).any(1)
     assert np.flatnonzero(changed).tolist() == [*COUNTS]
+
+
+@on("keras:3")
+def test_layers_behind_padded_ids_see_what_they_see_behind_keras():
+    """What DeepCTR's models build of `Embedding(mask_zero=True)`."""
+    values = np.random.default_rng(0).normal(size=[20, DIM]).astype("float32")
+    values[0] = 0  # A padding's vector is zeros.
+    ours = make_layer({"padding_value": 0})
+    theirs = keras.layers.Embedding(20, DIM, mask_zero=True)
+    found = []
+    for layer in (ours, theirs):
+        ids = keras.Input((4,), dtype="int64")
+        mean = keras.layers.GlobalAveragePooling1D()(layer(ids))
+        model = keras.Model(ids, mean)
+        if layer is ours:
+            layer.load_tables({"ids": values})
+        else:
+            layer.set_weights([values])
+        found.append(model.predict(PADDED[[0, 1, 3]], verbose=0))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    assert not np.allclose(found[0], ours(PADDED[[0, 1, 3]]).numpy().mean(1))
+
+
+class Even(layers.PartialTPUEmbedding):
+    """Masks odd ids."""
+
+    def compute_mask(self, inputs, mask=None):
+        return tf.equal(inputs % 2, 0)
+
+
+class Late(layers.PartialTPUEmbedding):
+    """Masks the last position, beside the padding."""
+
+    def compute_mask(self, inputs, mask=None):
+        there = super().compute_mask(inputs, mask)
+        return there & (tf.range(4) < 3)
+
+
+@on("keras:3")
+@pytest.mark.parametrize(
+    ("kind", "padding", "there"),
+    [
+        (Even, None, lambda ids: ids % 2 == 0),
+        (Late, 0, lambda ids: (ids != 0) & (np.arange(4) < 3)),
+    ],
+)
+def test_masks_are_those_of_a_subclass(kind, padding, there):
+    ids = np.array([[7, 3, 2, 0], [0, 9, 8, 4], [3, 6, 5, 6]])
+    feature = FeatureConfig(
+        "f", TableConfig("ids", 20, DIM), padding_value=padding
+    )
+    layer = kind(feature, "sgd", size_threshold=0)
+    start = keras.Input((4,), dtype="int64")
+    mean = keras.layers.GlobalAveragePooling1D()(layer(start))
+    model = keras.Model(start, mean)
+    vectors = layer(ids)
+    np.testing.assert_array_equal(vectors._keras_mask, there(ids))
+    expected = [
+        v[m].mean(0) for v, m in zip(vectors.numpy(), there(ids), strict=True)
+    ]
+    found = model.predict(ids, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32"])

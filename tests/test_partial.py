@@ -46,6 +46,38 @@ def make_layer(kind="partial", nest=lambda features: features, **kwargs):
     )
 
 
+@on("keras:3")
+@pytest.mark.parametrize(
+    ("argument", "value", "way"),
+    [
+        ("mask_zero", True, r"FeatureConfig\(padding_value=0\)"),
+        ("input_length", 4, "max_sequence_length="),
+        ("weights", [np.ones([60, 4])], "layer.load_tables"),
+        ("weights", np.ones([60, 4]), "layer.load_tables"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["partial", "distributed"])
+def test_arguments_of_keras_embedding_are_errors_with_the_way(
+    kind, argument, value, way
+):
+    with pytest.raises(TypeError, match=f"no argument '{argument}': .*{way}"):
+        make_layer(kind, **{argument: value})
+    make_layer(kind, **{argument: None})
+
+
+@on("keras:3")
+def test_the_serving_config_of_tfrs_is_none_or_an_error_with_the_way():
+    layer = make_layer()
+    expected = layer(IDS)
+    assert_same(layer(IDS, serving_config=None), expected)
+    config = {"user": FeatureConfig("user", TableConfig("user", 60, 4))}
+    with pytest.raises(
+        NotImplementedError,
+        match=f"'{layer.name}': serving_config .* tfrs_embed.serving.export",
+    ):
+        layer(IDS, serving_config=config)
+
+
 def test_what_tables_do_not_have_cannot_be_set():
     keyed = TableConfig("keyed", 60, 4, keys=tfrs_embed.DynamicKeys())
     layer = layers.PartialTPUEmbedding(

@@ -1,13 +1,16 @@
 """Runs other projects' own tests on this package's layers.
 
-    python tests/upstream/run.py [--every N] [tfrs|tfmodels|keras_rs]
+    [SOURCE=FOLDER] python tests/upstream/run.py [--every N] [PROJECT]
 
-Those of TensorFlow Recommenders, where PartialTPUEmbedding takes the place of
-the layer of the same name, and of TF-models, whose ranking model gets it from
-there, are inside the installed wheels. Those of keras_rs, where
-DistributedEmbedding does, of Keras 3, are in its repository only; KERAS_RS in
-the environment may name a clone of it. Where there is neither, `keras_rs` is an
-error, and a run of all projects says that it goes without.
+The tests run unchanged; `swap.py` puts layers of this package in the place of
+the projects' own. Those of TensorFlow Recommenders, Keras 3 and TF-models are
+inside the installed wheels. Other wheels lack their tests: SOURCE in the
+environment names a folder that has the projects' repositories, in folders
+`keras_rs`, `tf_keras` and `tensorflow`, each at the release that is installed.
+Without one, its project is an error, and a run of all projects says that it
+goes without.
+
+What is left out, and why, is in `SUITES` and `LEFT_OUT`.
 """
 
 import argparse
@@ -28,14 +31,15 @@ REQUIREMENTS = HERE / "requirements.txt"
 BUILD = ROOT / ".build" / "upstream"
 SITE = BUILD / "site"
 
-KERAS_RS = BUILD / "keras_rs"
-KERAS_RS_URL = "https://github.com/keras-team/keras-rs"
-KERAS_RS_TAG = "v0.4.0"
-KERAS_RS_COMMIT = "ef983222f394463fc31db1066851725232d1181d"
-NO_KERAS_RS = (
-    f"keras_rs's tests, as there is no {KERAS_RS_TAG} of {KERAS_RS_URL} to be "
-    "had, and KERAS_RS names no clone of it:"
-)
+#: The projects whose tests are in repositories only, and a file of each.
+IN_SOURCE = {
+    "keras_rs": "keras_rs/src/layers/embedding/distributed_embedding_test.py",
+    "tf_keras": "tf_keras/layers/core/embedding_test.py",
+    "tensorflow": "tensorflow/python/tpu/tpu_embedding_v3_test.py",
+}
+
+#: The swaps in tests of Keras 3; others are of tf_keras, or of neither.
+OF_KERAS_3 = ("keras", "keras_rs", "keras_rs_of_tf_keras", "embed_reduce")
 
 # Two files take nearly all of the time.
 SIDE_BY_SIDE = 2
@@ -45,22 +49,61 @@ FAILURE_LINES = 100
 
 
 @dataclasses.dataclass
-class TestFile:
+class Suite:
+    """Tests that run in one process.
+
+    Attributes:
+        project: whose tests they are.
+        swap: the function of `swap.py`, less "in_".
+        modules: the tests' modules.
+        options: further options of pytest, and of `swap.py`.
+        left_out: the names of tests that aren't run, with "*" for any part of
+            a name, and why.
+    """
+
     project: str
-    module: str
+    swap: str
+    modules: tuple[str, ...]
     options: tuple[str, ...] = ()
-    # The names of tests that are not run, and why.
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def name(self):
+        return f"{self.swap}-{self.modules[0].rpartition('.')[-1]}"
+
+
+NOT_OF_KERAS_RS = {
+    "test_basics_*_auto": "counts keras_rs's sublayers and trainable "
+    "variables, one to a table",
+    "test_basics_*_default_device": "counts them too",
+    "test_mixed_placement": "needs a TPU",
+    "test_update_stats_init": "demands that update_stats be an error with "
+    "TensorFlow",
+}
 
 # The slowest first.
-FILES = [
-    TestFile(
-        "tfrs", "tensorflow_recommenders.experimental.models.ranking_test"
+SUITES = [
+    Suite(
+        "tfrs",
+        "tfrs",
+        (
+            "tensorflow_recommenders.experimental.models.ranking_test",
+            "tensorflow_recommenders.experimental.layers.embedding"
+            ".partial_tpu_embedding_test",
+            "tensorflow_recommenders.layers.embedding.tpu_embedding_layer_test",
+            "tensorflow_recommenders.layers.feature_multiplexing"
+            ".unified_embedding_test",
+        ),
+        left_out={
+            f"test_embedding_layer{i}": "declares rows of sparse ids by an "
+            "Input of the shape ()"
+            for i in range(0, 12, 2)
+        },
     ),
-    TestFile(
+    Suite(
         "tfmodels",
-        "official.recommendation.ranking.train_test",
+        "tfrs",
+        ("official.recommendation.ranking.train_test",),
         (
             *("-p", "train_flags"),
             # Its other tests connect to a TPU.
@@ -69,68 +112,172 @@ FILES = [
             *("--without-layer", "DlrmDcnV2"),
         ),
     ),
-    TestFile(
+    Suite(
         "tfmodels",
-        "official.recommendation.ranking.task_test",
+        "tfrs",
+        ("official.recommendation.ranking.task_test",),
         ("--without-layer", "test_task[89]$"),  # DLRM-DCNv2 once more.
     ),
-    TestFile(
-        "tfrs",
-        "tensorflow_recommenders.experimental.layers.embedding"
-        ".partial_tpu_embedding_test",
+    Suite(
+        "keras",
+        "keras",
+        (
+            "keras.src.layers.core.embedding_test",
+            "keras.src.layers.attention.multi_head_attention_test",
+            "keras.src.layers.attention.grouped_query_attention_test",
+            "keras.src.layers.rnn.time_distributed_test",
+            "keras.src.layers.layer_test",
+        ),
+        ("--mentioning", "Embedding("),
+        {
+            "*quantize*": "quantizes, which Embedding doesn't",
+            "test_int4_*": "quantizes, too",
+            "test_embedding_int8_*": "quantizes, too",
+            "*lora*": "adapts by LoRA, which Embedding doesn't",
+            "test_*sparse": "gives sparse ids no combiner, but row 0 where "
+            "there is no id",
+            "test_invalid_*put_dim": "compares the words of an error",
+            "test_legacy_load_own_variables": "reads a private attribute",
+            "test_with_mask_zero": "looks up fractions",
+        },
     ),
-    TestFile(
+    Suite(
+        "tf_keras",
+        "tf_keras",
+        (
+            "tf_keras.layers.core.embedding_test",
+            "tf_keras.layers.attention.multi_head_attention_test",
+            "tf_keras.layers.rnn.time_distributed_test",
+            "tf_keras.layers.rnn.lstm_test",
+            "tf_keras.layers.rnn.gru_test",
+            "tf_keras.layers.rnn.simple_rnn_test",
+            "tf_keras.engine.sequential_test",
+        ),
+        ("--mentioning", "Embedding("),
+        {
+            "*_sparse_*": "gives sparse ids no combiner, but row 0 where "
+            "there is no id",
+            "*_sprase_*": "needs sparse=True, which Embedding doesn't have",
+            "test_use_one_hot_*": "needs a private argument",
+        },
+    ),
+    Suite(
         "keras_rs",
-        "keras_rs.src.layers.embedding.distributed_embedding_test",
+        "keras_rs",
+        ("keras_rs.src.layers.embedding.distributed_embedding_test",),
+        left_out=NOT_OF_KERAS_RS,
+    ),
+    Suite(
+        "keras_rs",
+        "keras_rs_of_tf_keras",
+        ("keras_rs.src.layers.embedding.distributed_embedding_test",),
         left_out={
-            **{
-                f"test_basics_{kind}_{placement}": "counts keras_rs's "
-                "sublayers and trainable variables, one to a table"
-                for kind in ("dense", "ragged", "sparse")
-                for placement in ("auto", "default_device")
-            },
-            "test_mixed_placement": "needs a TPU",
-            "test_update_stats_init": "demands that update_stats be an error "
-            "with TensorFlow",
+            **NOT_OF_KERAS_RS,
+            "test_shared_table": "counts them too, by a method of Keras 3",
+        },
+    ),
+    Suite(
+        "keras_rs",
+        "embed_reduce",
+        ("keras_rs.src.layers.embedding.embed_reduce_test",),
+        left_out={
+            "test_*_dense_1d*": "combines each id by itself: Embedding asks "
+            "for a dimension to combine over"
+        },
+    ),
+    Suite(
+        "tensorflow",
+        "tensorflow",
+        (
+            "tensorflow.python.tpu.tpu_embedding_v3_test",
+            "tensorflow.python.tpu.tpu_embedding_v3_checkpoint_test",
+        ),
+        left_out={
+            "test_pipelining_and_summary_recording*": "multiplies float32 "
+            "activations by an int32 variable",
+            "test_raise_error_when_weight_decay_is_set": "demands a "
+            "NotImplementedError: here it is a ValueError that names the table",
         },
     ),
 ]
 
+#: The projects' other tests of embeddings, and why they are no suite.
+LEFT_OUT = {
+    "tensorflow": {
+        "tensorflow/python/tpu/tests/tpu_embedding_v1_*, v2_*": "are of "
+        "TPUEmbedding, whose operations run on TPUs of generations 2 to 4 only",
+        "tensorflow/python/tpu/tpu_embedding_v3_additional_test": "makes its "
+        "strategy of the topology of a TPU",
+        "its other tpu_embedding_v3_* tests": "are of preprocessing and "
+        "layouts, and make no TPUEmbeddingV2",
+        "tensorflow/python/tpu/tpu_embedding_for_serving_test": "is of "
+        "TPUEmbeddingForServing, which no layer here replaces",
+    },
+    "keras_rs": {
+        "keras_rs/src/layers/embedding/jax": "needs JAX",
+        "keras_rs/src/layers/embedding/tensorflow": "is of its own conversion "
+        "to TensorFlow's configurations",
+    },
+    "tfrs": {
+        "those of interactions, tasks, metrics and optimizers": "have no "
+        "embedding layer",
+    },
+}
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    projects = sorted({file.project for file in FILES})
+    projects = sorted({suite.project for suite in SUITES})
     parser.add_argument("project", nargs="?", choices=projects)
     parser.add_argument(
         "--every",
         type=int,
         default=1,
         metavar="N",
-        help="run each Nth test of a file only [all]",
+        help="run each Nth test of a suite only [all]",
     )
     flags = parser.parse_args()
-    project, without = flags.project, None
-    files = [file for file in FILES if project in (None, file.project)]
-    if any(file.project == "tfmodels" for file in files):
+    suites, without = [], []
+    for suite in SUITES:
+        if flags.project in (None, suite.project):
+            missing = missing_source(suite.project)
+            if missing and flags.project:
+                sys.exit(missing)
+            (without if missing else suites).append(suite)
+    if any(suite.project == "tfmodels" for suite in suites):
         install()
-    if any(file.project == "keras_rs" for file in files):
-        try:
-            clone_keras_rs()
-        except (OSError, subprocess.SubprocessError) as error:
-            if project:
-                sys.exit(f"{NO_KERAS_RS} {error}")
-            files = [file for file in files if file.project != "keras_rs"]
-            without = f"==== LEFT OUT: {NO_KERAS_RS} {error}"
     with (
         tempfile.TemporaryDirectory() as scratch,
         ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
     ):
         passed = list(
-            pool.map(lambda file: run(file, flags.every, scratch), files)
+            pool.map(lambda suite: run(suite, flags.every, scratch), suites)
         )
-    if without:
-        print(without)
+    for project in dict.fromkeys(suite.project for suite in suites):
+        for tests, reason in LEFT_OUT.get(project, {}).items():
+            print(f"==== {project}: without {tests}, which {reason}")
+    for project in dict.fromkeys(suite.project for suite in without):
+        print(f"==== LEFT OUT: {missing_source(project)}")
     sys.exit(not all(passed))
+
+
+def source(project):
+    """The folder of a project's repository, or None: the wheel has tests."""
+    if project not in IN_SOURCE:
+        return None
+    return Path(os.environ.get("SOURCE") or "SOURCE").resolve() / project
+
+
+def missing_source(project):
+    """What to say where a project's repository isn't given; else None."""
+    folder = source(project)
+    if folder is None or (folder / IN_SOURCE[project]).exists():
+        return None
+    version = importlib.metadata.version(project.replace("_", "-"))
+    return (
+        f"{project}'s tests, as its wheel has none: SOURCE must name a folder "
+        f"with {project}/{IN_SOURCE[project]}, of release {version}."
+    )
 
 
 def install():
@@ -158,66 +305,37 @@ def install():
     stamp.write_text(wanted)
 
 
-def clone_keras_rs():
-    """Puts keras_rs's repository in KERAS_RS, unless it is there.
-
-    Raises:
-        OSError: there is no git.
-        subprocess.SubprocessError: it can't be cloned.
-    """
-    git = ["git", "-C", KERAS_RS]
-    rev_parse = [*git, "rev-parse", "--show-toplevel", "HEAD"]
-    if KERAS_RS.exists():
-        found = subprocess.run(rev_parse, capture_output=True, text=True)
-        if found.stdout.split() == [str(KERAS_RS), KERAS_RS_COMMIT]:
-            return
-        shutil.rmtree(KERAS_RS)
-    clone = ["git", "clone", "--quiet", "--no-checkout"]
-    source = os.environ.get("KERAS_RS") or KERAS_RS_URL
-    # Without --depth, which takes a path for a URL only.
-    clone += ["--single-branch", "--branch", KERAS_RS_TAG, source, KERAS_RS]
-    # Where there is no way to it, that shows late, or git asks for a password.
-    subprocess.run(
-        clone,
-        check=True,
-        timeout=120,
-        env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
-    )
-    checkout = [*git, "checkout", "--quiet", "--detach", KERAS_RS_COMMIT]
-    subprocess.run(checkout, check=True)
-
-
-def run(file, every, scratch):
-    """Runs a file's tests and prints what came of it.
+def run(suite, every, scratch):
+    """Runs a suite's tests and prints what came of it.
 
     Args:
-        file: the TestFile.
+        suite: the Suite.
         every: how many of its tests there are to each that is run.
         scratch: an empty folder for whatever the tests write.
 
     Returns:
         Whether tests have run and all of them have passed.
     """
-    name = file.module.rpartition(".")[-1]
     path = [HERE, ROOT]
-    if file.project == "tfmodels":
+    if suite.project == "tfmodels":
         path.append(SITE)
-    of_keras_3 = file.project == "keras_rs"
-    if of_keras_3:
-        path.append(KERAS_RS)
+    folder = source(suite.project)
+    if suite.project == "keras_rs":
+        path.append(folder)
     path.extend(filter(None, [os.environ.get("PYTHONPATH")]))
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "TEST_TMPDIR": scratch,
-        "TF_USE_LEGACY_KERAS": "0" if of_keras_3 else "1",
+        "TF_USE_LEGACY_KERAS": str(int(suite.swap not in OF_KERAS_3)),
         "TMPDIR": scratch,
     }
-    command = [sys.executable, "-m", "pytest", "--pyargs", file.module]
-    swap = "keras_rs" if of_keras_3 else "tfrs"
-    command += ["-p", "swap", "--swap", swap, *file.options]
-    for test in file.left_out:
+    command = [sys.executable, "-m", "pytest", "--pyargs", *suite.modules]
+    command += ["-p", "swap", "--swap", suite.swap, *suite.options]
+    if folder is not None:
+        command += ["--source", folder]
+    for test in suite.left_out:
         command += ["--leave-out", test]
     command += ["--every", str(every)]
     command += ["-q", "-rfE", "--tb=short", "--show-capture=no"]
@@ -225,6 +343,7 @@ def run(file, every, scratch):
     command += ["-c", os.devnull, "--rootdir", scratch]
     command += ["-p", "no:cacheprovider"]
     BUILD.mkdir(parents=True, exist_ok=True)
+    name = suite.name
     log = BUILD / f"{name}.log"
     print(f"==== {name}: started", flush=True)
     begin = time.monotonic()
@@ -240,7 +359,7 @@ def run(file, every, scratch):
     lines = log.read_text(errors="replace").splitlines()
     # Of a success only the swap's line and pytest's verdict.
     shown = lines[-2 if passed else -FAILURE_LINES :]
-    for test, reason in file.left_out.items():
+    for test, reason in suite.left_out.items():
         print(f"==== {name}: without {test}, which {reason}", flush=True)
     print(
         f"==== {name}: {'passed' if passed else 'FAILED'} in "

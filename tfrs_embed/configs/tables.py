@@ -238,8 +238,10 @@ class FeatureConfig:
         padding_value: the id that stands for none in padded batches, an integer
             or, of keys that are strings, a string. Its vector is zeros, it has
             no share of a mean, no row is read or changed for it, no key gets a
-            row, and masks have False for it. It may be in the table's range, as
-            0. None: every id is one. `hashing` has a padding_value of its own.
+            row, and masks have False for it. Vectors `[batch, ...,
+            embedding_dim]` then have a Keras mask, as behind Keras's
+            `Embedding(mask_zero=True)`. It may be in the table's range, as 0.
+            None: every id is one. `hashing` has a padding_value of its own.
 
     Raises:
         ValueError: a value is out of its range.
@@ -442,6 +444,11 @@ class FeatureSpec:
         if self.table.keys is not None:
             return self.table.keys.dtype
         return tf.string if isinstance(self.padding_value, str) else tf.int64
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether vectors with positions get a mask of those with an id."""
+        return self.max_sequence_length > 0 or self.padding_value is not None
 
     @property
     def width(self) -> int:

@@ -51,6 +51,7 @@ class Layer:
         build: Any
         call: Any
         get_config: Any
+        set_weights: Any
         _track_trackable: Any
         _trackable_children: Any
         #: Takes a weight's name, and the arguments of `add_weight`.

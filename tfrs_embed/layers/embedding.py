@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -50,6 +51,11 @@ class Embedding(Layer):
         mask_zero: whether `compute_mask` masks id 0, as in Keras; dense ids
             without a combiner only.
         combiner: as in `embedding_lookup`.
+        input_length: the number of ids of a sample, or several dimensions, as
+            in tf_keras, whose Sequential then needs no Input. Not read in
+            Keras 3.
+        weights: the values of the table, [input_dim, output_dim], or a list of
+            them alone, as in Keras. None: the initializer's.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
 
     Call arguments:
@@ -74,8 +80,17 @@ class Embedding(Layer):
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
         combiner: Combiner | None = None,
+        *,
+        input_length: int | Sequence[int | None] | None = None,
+        weights: Any = None,
         **kwargs: Unpack[KerasArguments],
     ) -> None:
+        of_tf_keras = self._keras.__name__ == keras_versions.TF_KERAS
+        if input_length is not None and of_tf_keras:
+            lengths = input_length
+            if not isinstance(lengths, (list, tuple)):
+                lengths = [integer(lengths, "input_length")]
+            kwargs.setdefault("input_shape", tuple(lengths))
         choice(combiner, (None, *COMBINERS), "combiner")
         if flag(mask_zero, "mask_zero") and combiner is not None:
             raise ValueError(
@@ -96,6 +111,9 @@ class Embedding(Layer):
         )
         self.mask_zero = mask_zero
         self.combiner = combiner
+        if weights is not None:
+            alone = isinstance(weights, (list, tuple)) and len(weights) == 1
+            self.set_weights(weights if alone else [weights])
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
@@ -112,6 +130,16 @@ class Embedding(Layer):
                 constraint=self.embeddings_constraint,
             )
         super().build(input_shape)
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the table, [the values]; builds the layer, which needs no ids.
+
+        tf_keras's Sequential models let programs do so before the first batch.
+        """
+        if not self.built:
+            with tf.name_scope(self.name):
+                self.build(None)
+        super().set_weights(weights)
 
     if TYPE_CHECKING:
         # Type checkers see Keras's `__call__` as Any.

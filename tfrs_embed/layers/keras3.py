@@ -159,7 +159,10 @@ class _Layer(keras.layers.Layer):
 
     def _set_mask_metadata(self, inputs: Any, outputs: Any, *rest: Any) -> None:
         # Layers of tables set masks in `call`; Keras would compute them again.
-        if not getattr(self, "_compute_output_and_mask_jointly", False):
+        # A subclass's own method needs ids, which symbolic tensors don't have.
+        joint = getattr(self, "_compute_output_and_mask_jointly", None)
+        symbolic = map(_is_symbolic, keras.tree.flatten(inputs))
+        if joint is None or not (joint or any(symbolic)):
             super()._set_mask_metadata(inputs, outputs, *rest)
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:

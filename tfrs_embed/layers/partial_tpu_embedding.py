@@ -96,6 +96,8 @@ class PartialTPUEmbedding(TableLayer):
         training: as in every Keras layer. None: True where a tape records the
             call. False: tables that an engine holds are constants without a
             gradient; see docs/gradients.md.
+        serving_config: None. `tfrs.layers.embedding.TPUEmbedding` looks up on
+            CPUs by another config here, which is an error.
         partial: whether `inputs` may leave features out: keys of dicts, or
             None in place of entries of lists and tuples. The outputs leave out
             the same features. Tables without a feature in the call are neither
@@ -151,6 +153,14 @@ class PartialTPUEmbedding(TableLayer):
                 **dict(zip(("inputs", "weights"), args, strict=False)),
                 **kwargs,
             }
+            if kwargs.pop("serving_config", None) is not None:
+                raise NotImplementedError(
+                    f"Layer '{self.name}': serving_config is not available. A "
+                    "model is served by tfrs_embed.serving.export, on CPUs too,"
+                    " and partial=True looks up a part of the features; other "
+                    "lengths and shapes are those of a second feature of the "
+                    "table."
+                )
             inputs = given.get("inputs")
             if (
                 isinstance(inputs, Mapping)

@@ -44,7 +44,22 @@ class TableHolder(SavedLayer):
     #: The arguments that all workers must share, beside those of all layers.
     _COMPARED: ClassVar[tuple[str, ...]] = ()
 
+    #: Arguments of Keras's `Embedding`, and what has their place.
+    _ELSEWHERE: ClassVar[dict[str, str]] = {
+        "mask_zero": "FeatureConfig(padding_value=0) masks id 0",
+        "input_length": "sequences get a length by FeatureConfig("
+        "max_sequence_length=); other shapes are those of the ids",
+        "weights": "layer.load_tables sets the tables' values",
+    }
+
     def __init__(self, **kwargs: Any) -> None:
+        for argument, way in self._ELSEWHERE.items():
+            given = kwargs.pop(argument, None)
+            if given is not None and given is not False:
+                raise TypeError(
+                    f"{type(self).__name__} takes no argument '{argument}': "
+                    f"{way}."
+                )
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
         # Patches optimizers, so that they tell the loss scale and their slots.
@@ -63,11 +78,6 @@ class TableHolder(SavedLayer):
         spec, engine = placed.spec, placed.engine
         self._spec, self._engine, self._placed = spec, engine, placed
         self._arguments = arguments
-        self.supports_masking = any(
-            f.max_sequence_length for f in spec.features
-        )
-        # Outputs and masks are computed from the ids together.
-        self._compute_output_and_mask_jointly = True
         self._has_tables = False
         # Where a call works on ids; None: on the device of the model.
         alone = all(table.on_host for table in spec.tables)

@@ -12,10 +12,11 @@ from tfrs_embed.compat import keras_versions, strategies
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
-from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches, JointEngine
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
+from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.backend import SERVED_TABLES
 from tfrs_embed.ops.bags import BaggedIds, position_mask
@@ -102,6 +103,15 @@ class TableLayer(TableHolder):
             )
         return self._spec.structure.pack(inputs)
 
+    def _place(self, spec: EmbeddingSpec, arguments: TableArguments) -> None:
+        super()._place(spec, arguments)
+        # `call` sets the masks, unless a subclass has a method for them.
+        own = type(self).compute_mask is TableLayer.compute_mask
+        self._compute_output_and_mask_jointly = own
+        self.supports_masking = not own or any(
+            feature.may_mask for feature in spec.features
+        )
+
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         structure, changed = self._spec.structure, {}
         for i, ids in enumerate(structure.flatten(inputs, "inputs", True)):
@@ -178,10 +188,12 @@ class TableLayer(TableHolder):
                 bags, found = self._lookup_served(called, served)
             strategy = self._strategy if served is None else None
             outputs = hashed_features.compose(features, bags, found, strategy)
-        for output, mask in zip(outputs, _masks(features, bags), strict=True):
-            if mask is not None:
-                # Keras passes the mask to the next layers.
-                output._keras_mask = mask
+        if self._compute_output_and_mask_jointly:
+            masks = _masks(features, bags)
+            for output, mask in zip(outputs, masks, strict=True):
+                if mask is not None:
+                    # Keras passes the mask to the next layers.
+                    output._keras_mask = mask
         return self._pack(called, map(_in_rows, features, called.ids, outputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -280,9 +292,10 @@ class TableLayer(TableHolder):
         return dataset.map(read_ahead).prefetch(batches)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns the positions of sequences that hold an id.
+        """Returns the positions that hold an id.
 
-        Calling the layer sets these Keras masks already.
+        Calling the layer sets these Keras masks already, unless a subclass has
+        a `compute_mask` of its own, which Keras calls.
 
         Args:
             inputs: ids, as the layer is called with them.
@@ -290,8 +303,9 @@ class TableLayer(TableHolder):
 
         Returns:
             The nesting of the features: [batch, max_sequence_length] bool for a
-            sequence feature, None for others. None alone if there are no
-            sequence features.
+            sequence feature; [batch, ...] bool for vectors [batch, ..., dim] of
+            a feature with a padding_value; None for others. None alone if no
+            feature can have a mask.
         """
         if not self.supports_masking:
             return None
@@ -471,9 +485,11 @@ def _in_rows(feature: FeatureSpec, ids: Any, vectors: tf.Tensor) -> Any:
 def _masks(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[tf.Tensor | None]:
-    """The masks of sequence features; None for other features."""
+    """The masks of features with positions; None for other features."""
     first = first_bags(features, bags)
     return [
-        on_host(position_mask, b) if f.max_sequence_length else None
+        on_host(position_mask, b)
+        if f.may_mask and (b.static_shape.rank or 0) > 1
+        else None
         for f, b in zip(features, first, strict=True)
     ]

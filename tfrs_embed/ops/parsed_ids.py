@@ -253,7 +253,7 @@ def _require_rows(
             " Look up ids.values, and put the vectors into the rows with "
             "ids.with_values(vectors)."
             if kind == "ragged"
-            else ""
+            else " A sparse Input of rows has the shape [None]."
         )
         raise ValueError(
             f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
