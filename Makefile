@@ -19,7 +19,7 @@ export TF_USE_LEGACY_KERAS := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks sequences
-.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream tutorials lint format bench wheel
 .PHONY: wheels bazel clean
 
 help: ## List the targets
@@ -203,6 +203,11 @@ mutation: $(VENV)/.ready-mutation ## Look for changes that no test finds
 # ARGS="--every 5" for a fifth of them; SOURCE=FOLDER for those in no wheel.
 upstream: $(VENV)/.ready-test ## Run TFRS's, Keras's and others' tests on it
 	$(RUN) tests/upstream/run.py $(ARGS)
+
+# SOURCE=FOLDER has their repositories; ARGS="--only dcn" for one.
+tutorials: $(VENV)/.ready-test $(VENV)/.ready-examples $(VENV)/.movielens
+tutorials: ## Run TFRS's and keras_rs's tutorials with our layers: equal losses
+	$(RUN) tests/upstream/run_tutorials.py $(ARGS)
 
 lint: $(VENV)/.installed-lint ## Check style, types and the order of imports
 	$(RUN) -m ruff check .

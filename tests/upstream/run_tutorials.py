@@ -1,9 +1,9 @@
 """Runs other projects' tutorials as they are, and with this package's layers.
 
-    python tests/upstream/run_tutorials.py FOLDER [--only NAME] [--epochs N]
+    SOURCE=FOLDER python tests/upstream/run_tutorials.py [--only NAME]
 
-FOLDER is a checkout of github.com/tensorflow/recommenders or
-github.com/keras-team/keras-rs. Each program runs twice, from the same initial
+FOLDER has the repositories of TensorFlow Recommenders and of keras_rs, in
+`recommenders` and `keras_rs`. Each program runs twice, from the same initial
 values: as it is, and with the lines changed that SWAPS names. It passes if all
 losses and metrics are the same but for rounding, and at most five lines differ.
 """
@@ -22,30 +22,41 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+#: What one tutorial imports; it has no release for newer TensorFlows.
+RANKING = ROOT / ".build" / "upstream" / "ranking"
+RANKING_RELEASE = "tensorflow-ranking==0.5.5"
 MOST_LINES = 5
+#: Of losses and metrics, relative.
+TOLERANCE = 2e-3
 
-TFRS = (
-    "basic_ranking basic_retrieval multitask context_features "
-    "listwise_ranking dcn deep_recommenders"
-).split()
-KERAS_RS = (
-    "basic_ranking basic_retrieval multi_task listwise_ranking dcn"
-).split()
+#: The folder of each project's programs, and their names. Left out are those
+#: that download other data, and those without an Embedding.
+PROGRAMS = {
+    "recommenders": (
+        "docs/examples/{}.ipynb",
+        "basic_ranking basic_retrieval multitask context_features "
+        "listwise_ranking dcn deep_recommenders",
+    ),
+    "keras_rs": (
+        "examples/{}.py",
+        "basic_ranking basic_retrieval multi_task listwise_ranking dcn",
+    ),
+}
 
 # A program's lines from here on are left out.
 ENDS = {
-    ("tfrs", "basic_retrieval"): (
+    ("recommenders", "basic_retrieval"): (
         "scann_index = ",
         "scann has no release for newer TensorFlows",
     ),
 }
 
 # A text and what takes its place, in both runs: ten models are as one.
-SHORTER = {("keras_rs", "dcn"): ("range(10)", "range(1)")}
+SHORTER = {("keras_rs", "dcn"): {"range(10)": "range(1)"}}
 
 # What a line becomes, for the Keras that the program is written for.
 SWAPS = {
-    "tfrs": (
+    "recommenders": (
         r"\btf\.keras\.layers\.Embedding\b",
         "tfrs_embed.Embedding",
         "import tfrs_embed",
@@ -58,9 +69,9 @@ SWAPS = {
 }
 
 
-def notebook_code(path):
+def notebook_code(notebook):
     """Returns the code of a notebook, without what is the shell's."""
-    cells = json.loads(path.read_text())["cells"]
+    cells = json.loads(notebook)["cells"]
     code = [
         "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
     ]
@@ -83,30 +94,36 @@ def swapped(code, project):
     return "\n".join(changed), count + 1
 
 
-def results_of(code, project, epochs, folder):
-    """Runs a program in a process of its own."""
-    program, results = folder / "program.py", folder / "results.json"
-    program.write_text(code)
+def results_of(code, project, epochs):
+    """Runs a program in a process and a folder of its own.
+
+    Returns:
+        What `tutorials/child.py` writes, and the seconds that it took.
+
+    Raises:
+        RuntimeError: the program failed.
+    """
+    paths = [HERE / "tutorials", ROOT, RANKING]
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            [str(HERE / "tutorials"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        ),
-        "TF_USE_LEGACY_KERAS": "1" if project == "tfrs" else "0",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TF_USE_LEGACY_KERAS": "1" if project == "recommenders" else "0",
         "KERAS_BACKEND": "tensorflow",
     }
-    child = [sys.executable, str(HERE / "tutorials" / "child.py")]
-    ran = subprocess.run(
-        [*child, str(program), str(results), "--epochs", str(epochs)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    if ran.returncode:
-        raise RuntimeError("\n".join(ran.stderr.splitlines()[-25:]))
-    return json.loads(results.read_text())
+    command = [sys.executable, str(HERE / "tutorials" / "child.py")]
+    command += ["program.py", "results.json", "--epochs", str(epochs)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        (folder / "program.py").write_text(code)
+        begin = time.monotonic()
+        ran = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True
+        )
+        if ran.returncode:
+            raise RuntimeError("\n".join(ran.stderr.splitlines()[-25:]))
+        results = json.loads((folder / "results.json").read_text())
+    return results, time.monotonic() - begin
 
 
 def difference(one, other):
@@ -127,56 +144,71 @@ def difference(one, other):
     )
 
 
+def compare(code, project, name, epochs):
+    """Runs a program as it is and swapped, and prints how they differ.
+
+    Returns:
+        Whether they are the same.
+
+    Raises:
+        RuntimeError: one of them failed.
+        ValueError: they can't be compared.
+    """
+    end, reason = ENDS.get((project, name), (None, None))
+    if end:
+        code = code[: code.index(end)]
+        print(f"{project} {name}: without the end, as {reason}")
+    for one, other in SHORTER.get((project, name), {}).items():
+        code = code.replace(one, other)
+    new, lines = swapped(code, project)
+    before, seconds_before = results_of(code, project, epochs)
+    after, seconds = results_of(new, project, epochs)
+    if set(after["made"]) != {"tfrs_embed"}:
+        raise ValueError(f"it made layers of {set(after['made'])}")
+    worst, metric = difference(before["results"], after["results"])
+    same = worst <= TOLERANCE and lines <= MOST_LINES
+    print(
+        f"{project} {name}: {'the same' if same else 'DIFFERENT'}, {lines} "
+        f"lines changed, {len(after['results'])} results, largest relative "
+        f"difference {worst:.1e} ({metric}); {seconds_before:.0f} and "
+        f"{seconds:.0f} s",
+        flush=True,
+    )
+    return same
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--tolerance", type=float, default=2e-3)
+    parser.add_argument("--only", metavar="NAME", help="programs of this name")
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="of each fit, at most"
+    )
     flags = parser.parse_args()
-    notebooks = flags.folder / "docs" / "examples"
-    if notebooks.is_dir():
-        project, names = "tfrs", TFRS
-    else:
-        project, names = "keras_rs", KERAS_RS
-    failed = []
-    for name in flags.only or names:
-        if project == "tfrs":
-            code = notebook_code(notebooks / f"{name}.ipynb")
-        else:
-            code = (flags.folder / "examples" / f"{name}.py").read_text()
-        end, reason = ENDS.get((project, name), (None, None))
-        if end:
-            code = code[: code.index(end)]
-            print(f"{project} {name}: without the end, as {reason}")
-        code = code.replace(*SHORTER.get((project, name), ("", "")))
-        try:
-            new, lines = swapped(code, project)
-            with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
-                begin = time.monotonic()
-                before = results_of(code, project, flags.epochs, pathlib.Path(a))
-                middle = time.monotonic()
-                after = results_of(new, project, flags.epochs, pathlib.Path(b))
-            seconds = middle - begin, time.monotonic() - middle
-            if set(after["made"]) != {"tfrs_embed"}:
-                raise ValueError(f"made layers of {set(after['made'])}")
-            before, after = before["results"], after["results"]
-            worst, metric = difference(before, after)
-        except (RuntimeError, ValueError) as error:
-            failed.append(name)
-            print(f"{project} {name}: FAILED\n{error}", flush=True)
+    source = os.environ.get("SOURCE")
+    if not source:
+        sys.exit("SOURCE names no folder with repositories; see --help.")
+    if not RANKING.exists():
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps"]
+        pip += ["--target", str(RANKING), RANKING_RELEASE]
+        subprocess.run(pip, check=True)
+    failed = ran = 0
+    for project, (path, names) in PROGRAMS.items():
+        if not (pathlib.Path(source) / project).is_dir():
+            print(f"LEFT OUT: {project}, of which {source} has no folder")
             continue
-        fine = worst <= flags.tolerance and lines <= MOST_LINES
-        if not fine:
-            failed.append(name)
-        print(
-            f"{project} {name}: {'the same' if fine else 'DIFFERENT'}, "
-            f"{lines} lines changed, {len(after)} results, largest relative "
-            f"difference {worst:.1e} ({metric}); {seconds[0]:.0f} and "
-            f"{seconds[1]:.0f} s",
-            flush=True,
-        )
-    sys.exit(bool(failed))
+        for name in names.split():
+            if flags.only not in (None, name):
+                continue
+            program = pathlib.Path(source) / project / path.format(name)
+            text = program.read_text()
+            code = notebook_code(text) if path.endswith("ipynb") else text
+            ran += 1
+            try:
+                failed += not compare(code, project, name, flags.epochs)
+            except (RuntimeError, ValueError) as error:
+                failed += 1
+                print(f"{project} {name}: FAILED\n{error}", flush=True)
+    sys.exit(bool(failed or not ran))
 
 
 if __name__ == "__main__":

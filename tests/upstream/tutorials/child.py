@@ -62,7 +62,7 @@ def set_default(layer, initializer, made):
 
 
 def sum_rows_first(keras):
-    """Makes Keras 3's optimizers sum the gradients of an id that is there twice.
+    """Makes Keras 3's optimizers sum the gradients of an id that occurs twice.
 
     Its own Adagrad and Adam square each of them by itself, where Keras 2, and
     the formula, square their sum.
@@ -119,7 +119,6 @@ def main():
         import tfrs_embed as ours
     else:
         import keras
-
         import tfrs_embed.keras3 as ours
 
         sum_rows_first(keras)
@@ -135,8 +134,9 @@ def main():
     code = compile(flags.program.read_text(), flags.program.name, "exec")
     sys.argv = [flags.program.name]
     exec(code, {"__name__": "__main__"})
-    as_floats = functools.partial(json.dumps, default=lambda v: np.asarray(v).tolist())
-    flags.results.write_text(as_floats({"made": made, "results": results}))
+    found = {"made": made, "results": results}
+    text = json.dumps(found, default=lambda value: np.asarray(value).tolist())
+    flags.results.write_text(text)
 
 
 if __name__ == "__main__":

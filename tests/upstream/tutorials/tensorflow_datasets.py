@@ -41,6 +41,7 @@ def ratings():
     of_user = [users[row[0]] for row in rows]
     ages = np.array([row[1] for row in of_user], np.float32)
     buckets = np.array(AGES, np.float32)
+    places = np.searchsorted(buckets, ages, "right") - 1
     return {
         "movie_id": np.array([row[1] for row in rows]),
         "movie_title": np.array([titles[row[1]] for row in rows]),
@@ -48,7 +49,7 @@ def ratings():
         "user_rating": np.array([row[2] for row in rows], np.float32),
         "timestamp": np.array([int(float(row[3])) for row in rows]),
         "raw_user_age": ages,
-        "bucketized_user_age": buckets[np.searchsorted(buckets, ages, "right") - 1],
+        "bucketized_user_age": buckets[places],
         "user_gender": np.array([row[2] == "M" for row in of_user]),
         "user_occupation_label": np.unique(
             [row[3] for row in of_user], return_inverse=True
@@ -67,4 +68,5 @@ def _read(part):
     folder = pathlib.Path(package).parent / "dataset_example" / "ml-100k"
     path = folder / f"ml-100k.{part}"
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return list(rows)[1:]
