@@ -48,8 +48,13 @@ import hypothesis  # noqa: E402, F401
 import numpy  # noqa: E402, F401
 import pytest  # noqa: E402
 import tensorflow  # noqa: E402, F401
+
+# Its Arrow starts threads, which forks don't have: they import it themselves.
+sys.modules["pandas"] = None
 import tensorflow_recommenders  # noqa: E402, F401
 import tf_keras  # noqa: E402, F401
+
+del sys.modules["pandas"]
 
 # Beside this one's folder; it imports nothing of the package.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
