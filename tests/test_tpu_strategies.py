@@ -18,6 +18,6 @@ def param(process):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("process", map(param, starts("more", "tpu")))
+@pytest.mark.parametrize("process", list(map(param, starts("more", "tpu"))))
 def test_more_slices(process, tmp_path):
     run_process(process, "more", tmp_path)
