@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import keras, layers, only_keras_3
-from process_tiers import on
+from process_tiers import nightly, on, without_kernels
 from strategies.replicas import distribute
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.optimizers import Regularized
@@ -57,6 +57,11 @@ def rows(layer, table="t"):
     return {k: v for k, v in found.items() if k.startswith(table)}
 
 
+@nightly(
+    lambda both_implementations, name: (
+        without_kernels(both_implementations) and name != "adam"
+    )
+)
 @pytest.mark.usefixtures("both_implementations")
 @pytest.mark.parametrize("place", ["auto", "column", "replicated", "hot"])
 @pytest.mark.parametrize(
