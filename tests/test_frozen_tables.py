@@ -11,7 +11,7 @@ from keras_under_test import keras, layers
 from process_tiers import on
 from strategies.replicas import distribute
 from tfrs_embed import FeatureConfig, TableConfig
-from training_helpers import differentiate, state
+from training_helpers import differentiate, small_model, state
 
 pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
 
@@ -116,12 +116,7 @@ def test_configs_keep_it(threshold):
 
 def test_fit_after_another_compile_keeps_it():
     layer = make(tf.distribute.get_strategy())
-    ids = {n: keras.Input([], dtype="int64", name=n) for n in ("a", "b")}
-    outputs = keras.layers.Concatenate()(list(layer(ids).values()))
-    model = keras.Model(ids, keras.layers.Dense(1)(outputs))
-    data = tf.data.Dataset.from_tensors(
-        ({n: tf.constant([3, 7]) for n in ids}, tf.ones([2, 1]))
-    )
+    model, data = small_model(keras, layer, ("a", "b"))
     model.compile("sgd", "mse")
     model.fit(data, verbose=0)
     with pytest.warns(UserWarning, match="model.compile again"):

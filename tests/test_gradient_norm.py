@@ -19,7 +19,12 @@ from tfrs_embed import (
     kernels,
 )
 from tfrs_embed.optimizers import Regularized
-from training_helpers import assert_trained_alike, differentiate, state
+from training_helpers import (
+    assert_trained_alike,
+    differentiate,
+    small_model,
+    state,
+)
 
 pytestmark = on("keras:3", tier="more")
 
@@ -204,12 +209,7 @@ def test_functions_that_can_not_measure_it():
 
 def test_fit_measures_it_after_compile():
     layer = make(tf.distribute.get_strategy())
-    ids = {n: keras.Input([], dtype="int64", name=n) for n in ("t", "u")}
-    outputs = keras.layers.Concatenate()(list(layer(ids).values()))
-    model = keras.Model(ids, keras.layers.Dense(1)(outputs))
-    data = tf.data.Dataset.from_tensors(
-        ({n: tf.constant([3, 7]) for n in ids}, tf.ones([2, 1]))
-    )
+    model, data = small_model(keras, layer, ("t", "u"))
     model.compile("sgd", "mse")
     model.fit(data, verbose=0)
     with pytest.warns(UserWarning, match="model.compile again"):

@@ -51,6 +51,15 @@ def train(layer, inputs, gradients, weights=None):
     differentiate(tape, loss, layer.trainable_variables)
 
 
+def small_model(keras, layer, features):
+    """A functional model over a layer's features, and a batch to fit it to."""
+    ids = {n: keras.Input([], dtype="int64", name=n) for n in features}
+    outputs = keras.layers.Concatenate()(list(layer(ids).values()))
+    model = keras.Model(ids, keras.layers.Dense(1)(outputs))
+    batch = {n: tf.constant([3, 7]) for n in features}
+    return model, tf.data.Dataset.from_tensors((batch, tf.ones([2, 1])))
+
+
 def tables_of(layer):
     """Copies of a layer's tables, by name."""
     return {k: table.numpy() for k, table in layer.embedding_tables.items()}

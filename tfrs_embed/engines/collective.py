@@ -330,7 +330,7 @@ class CollectiveEngine(Engine, JointEngine):
         """Sums numbers, float32 of a fixed shape, over all shards."""
         return self._replicas.sum(replica, values, channel)
 
-    def _here(self) -> int:
+    def _running_replica(self) -> int:
         return self._replicas.current(self._name) or 0
 
     @abc.abstractmethod

@@ -173,12 +173,12 @@ class Engine(abc.ABC):
             )
         if self._shards[0].squares is None:
             self._measure()
-        shard = self._shards[self._here()]
+        shard = self._shards[self._running_replica()]
         square, until = tf.unstack(tf.convert_to_tensor(shard.squares))
         step = tf.cast(tf.convert_to_tensor(shard.step), tf.float64)
         return tf.where(tf.equal(until, step), square, float("nan"))
 
-    def _here(self) -> int:
+    def _running_replica(self) -> int:
         """The local replica that is running; 0: none is."""
         return 0
 
