@@ -49,7 +49,8 @@ MOST_BYTES = 15 << 20
 
 #: What a wheel is made of, besides the package.
 PACKAGING = (
-    *("setup.py", "pyproject.toml", "MANIFEST.in"),
+    *("setup.py", "tfrs_embed_command.py"),
+    *("pyproject.toml", "MANIFEST.in"),
     *("README.md", "CHANGELOG.md", "LICENSE"),
 )
 
