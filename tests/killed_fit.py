@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+import tfrs_embed
 from keras_under_test import NUMBER, keras, layers
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
@@ -29,6 +30,7 @@ KINDS = {
     "repeated": 1,
     "repeated, three steps at once": 3,
     "not shuffled": 1,
+    "a stream": 1,
 }
 
 
@@ -59,8 +61,18 @@ class Model(keras.Model):
         return super().train_step(data)
 
 
+def stream(position):
+    for start in range(int(position or 0), SAMPLES, BATCH):
+        stop = min(start + BATCH, SAMPLES)
+        yield np.arange(start, stop), str(stop)
+
+
 def dataset(kind):
     tf.random.set_seed(1)
+    if kind == "a stream":
+        number = tf.TensorSpec([None], tf.int64)
+        batches = tfrs_embed.data.stream_dataset(stream, number).prefetch(2)
+        return batches.map(lambda i: (i, tf.cast(i, tf.float32)))
     ids = tf.data.Dataset.range(SAMPLES)
     if kind != "not shuffled":
         ids = ids.shuffle(10, seed=5)

@@ -31,3 +31,8 @@ def test_every_tensorflow_that_the_library_takes_is_there():
     )
     assert set(minors) == set(range(oldest, newest + 1))
     assert all(release.startswith("2.") for release in releases)
+
+
+def test_they_are_made_of_all_modules_beside_the_package():
+    packaging = runpy.run_path(str(TOOL))["PACKAGING"]
+    assert {path.name for path in ROOT.glob("*.py")} <= set(packaging)

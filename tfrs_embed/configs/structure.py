@@ -27,11 +27,15 @@ class Structure:
 
     @classmethod
     def split(
-        cls, value: Any, is_leaf: Callable[[Any], bool]
+        cls,
+        value: Any,
+        is_leaf: Callable[[Any], bool],
+        leaf: str = "FeatureConfig",
     ) -> tuple[Structure, list[Any]]:
         """Splits a nesting into its structure and its leaves in order.
 
-        A node that is neither a leaf nor a dict, list or tuple is a TypeError.
+        A node that is neither a leaf nor a dict, list or tuple is a TypeError,
+        which calls a leaf by its name.
         """
         leaves: list[Any] = []
         paths: list[str] = []
@@ -50,7 +54,7 @@ class Structure:
                 return _like(node, children)
             where = f" at '{path}'" if path else ""
             raise TypeError(
-                "Expected a FeatureConfig or a dict, list or tuple of them"
+                f"Expected a {leaf} or a dict, list or tuple of them"
                 f"{where}, got {_describe(node)}."
             )
 
@@ -109,8 +113,8 @@ class Structure:
                         )
                 if problems:
                     raise ValueError(
-                        f"{where} has {' and '.join(problems)}; the feature "
-                        f"configuration has the keys {list(template)}.{hint}"
+                        f"{where} has {' and '.join(problems)}; the keys must "
+                        f"be {list(template)}.{hint}"
                     )
                 for key, child in template.items():
                     if key in node:

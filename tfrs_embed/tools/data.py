@@ -1,8 +1,8 @@
-"""Batches of Parquet files as a `tf.data.Dataset`.
+"""Batches of Parquet files, and of streams, as a `tf.data.Dataset`.
 
-The dataset is a range of batch numbers, and a function from a number to its
-batch. What the function keeps in memory changes no batch: TensorFlow saves an
-iterator as its next number, and restores it exactly.
+The dataset of files is a range of batch numbers, and a function from a number
+to its batch. What the function keeps in memory changes no batch: TensorFlow
+saves an iterator as its next number, and restores it exactly.
 
 Example:
     >>> import pyarrow as pa
@@ -31,8 +31,9 @@ import tensorflow as tf
 
 from tfrs_embed.compat.arguments import flag, integer
 from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
+from tfrs_embed.tools.streams import stream_dataset
 
-__all__ = ["parquet_dataset"]
+__all__ = ["parquet_dataset", "stream_dataset"]
 
 #: Decoded row groups in memory: the one that batches are cut from, the one
 #: before, whose last batch may still be on its way, and the next.
