@@ -150,7 +150,7 @@ def _compile(command: list[str], jobs: list[list[str]]) -> None:
 
 def _expected(job: list[str]) -> float:
     """Returns the seconds of a core that a file is expected to take."""
-    return _SECONDS[Path(job[-1]).stem]
+    return _SECONDS.get(Path(job[-1]).stem, max(_SECONDS.values()))
 
 
 def _seconds_left(
