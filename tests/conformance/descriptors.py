@@ -119,6 +119,9 @@ OPTIMIZERS = {
     "ftrl_row_clipnorm": _regularized(
         _optimizer("FTRL", beta=0.1), row_clipnorm=0.25
     ),
+    "row_wise_adam_max_norm": _regularized(
+        _optimizer("RowWiseAdam", epsilon=1e-2), max_norm=0.75
+    ),
 }
 #: The last case of each update rule that TPUs have.
 RULES = tuple(
