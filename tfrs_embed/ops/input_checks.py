@@ -251,19 +251,19 @@ def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
         return ids
     if dtype == tf.string:
         hint = (
-            "hashed=True takes any."
-            if hashing
-            else "FeatureConfig(hashing=...) takes any, as does a table with "
+            "FeatureConfig(hashing=...) takes any, as does a table with "
             "DynamicKeys(dtype='string')."
         )
+        if isinstance(hashing, hashings.PrefixNGrams):
+            hint = "PrefixNGrams takes the places of items in its codes."
+        elif hashing is not None:
+            hint = "hashed=True takes any."
         raise TypeError(f"{feature}: ids must be integers, got string. {hint}")
     text = f"{feature}: ids must be integers, got {dtype.name}."
     if any_id:
         text = text.replace("integers", "integers or strings")
-    elif isinstance(hashing, hashings.QuotientRemainder):
-        size = hashing.num_categories
     else:
-        size = feature.table.vocabulary_size
+        size = hashings.num_ids(hashing, feature.table.vocabulary_size)
     largest = _WHOLE.get(dtype, 0)
     if not 0 < size <= largest:
         if dtype == tf.bool:

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
-from tfrs_embed.configs.hashing import QuotientRemainder
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.ops import hashed_rows
 
@@ -271,11 +270,7 @@ def _check(
         )
     if table.keys is not None or any_id or not in_range:
         return
-    count = (
-        hashing.num_categories
-        if isinstance(hashing, QuotientRemainder)
-        else table.vocabulary_size
-    )
+    count = hashings.num_ids(hashing, table.vocabulary_size)
     outside = (values < 0) | (values >= count)
     if feature.padding_value is not None:
         outside &= values != feature.padding_value
