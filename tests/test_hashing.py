@@ -280,7 +280,8 @@ def test_a_layer_is_what_its_config_says():
     for one, other in zip(
         layer._spec.features, again._spec.features, strict=True
     ):
-        assert one.hashing == other.hashing
+        described = descriptions.describe(one.hashing)
+        assert described == descriptions.describe(other.hashing)
     # Workers with other hashes would train other rows.
     [described, *_] = descriptions.of_features(layer._spec.features).values()
     assert described["hashing"]["salts"] == [[0, 0], [0, 1]]
@@ -366,7 +367,7 @@ def feature_with(hashing, rows=ROWS, **options):
         (
             lambda: feature_with(Hash(ROWS + 1)),
             ValueError,
-            r"Feature 'f' \(table 't'\): Hash has buckets=24, .* 23 rows",
+            r"Feature 'f' \(table 't'\): Hash needs at least 24 .* has 23",
         ),
         (
             lambda: feature_with(QuotientRemainder(100, 10), 19),
@@ -427,7 +428,7 @@ def feature_with(hashing, rows=ROWS, **options):
         (
             lambda: feature_with(HASHINGS["prefixes"], 19),
             ValueError,
-            r"Feature 'f' \(table 't'\): PrefixNGrams needs 20 rows.* has 19",
+            r"Feature 'f' .*: PrefixNGrams needs at least 20 rows.* has 19",
         ),
         (
             lambda: FeatureConfig(
@@ -484,9 +485,7 @@ def test_prefixes_are_numbered_as_they_come():
     more = PrefixNGrams([*codes, [5, 1], [0, 0]])
     np.testing.assert_array_equal(more.rows, [*rows, [0, 5], [6, 7]])
     codes[:] = 0  # It has a copy of its own.
-    assert hashing == PrefixNGrams([[5, 0], [5, 2], [1, 2], [5, 0]])
-    assert hashing != PrefixNGrams(codes)
-    assert hashing != dataclasses.replace(hashing, operation="concat")
+    np.testing.assert_array_equal(hashing.codes[:3], [[5, 0], [5, 2], [1, 2]])
     with pytest.raises(ValueError, match="read-only"):
         hashing.codes[0, 0] = 3
 

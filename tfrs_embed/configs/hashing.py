@@ -283,33 +283,22 @@ class PrefixNGrams:
         choice(self.operation, ("add", "concat"), f"{where}: operation")
         _require_integer_padding(self.padding_value, where, "")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PrefixNGrams) and (
-            self.operation == other.operation
-            and self.padding_value == other.padding_value
-            and np.array_equal(self.codes, other.codes)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.codes.shape, self.operation, self.padding_value))
-
     @functools.cached_property
     def rows(self) -> np.ndarray:
         """The rows of each item's prefixes, [items, levels] int64."""
         items, levels = self.codes.shape
-        prefixes = np.zeros(items, np.int64)
-        numbers, starts = [], []
+        prefix = np.zeros(items, np.int64)
+        prefixes = []
         for level in range(levels):
             _, code = np.unique(self.codes[:, level], return_inverse=True)
-            _, first, prefixes = np.unique(
-                prefixes * items + code, return_index=True, return_inverse=True
-            )
-            numbers.append(prefixes + sum(map(len, starts)))
-            starts.append(first * levels + level)
-        order = np.argsort(np.concatenate(starts))
-        row = np.empty_like(order)
-        row[order] = np.arange(len(order))
-        return row[np.stack(numbers, 1)]
+            _, prefix = np.unique(prefix * items + code, return_inverse=True)
+            prefixes.append(prefix * levels + level)
+        _, first, index = np.unique(
+            np.stack(prefixes, 1), return_index=True, return_inverse=True
+        )
+        # The rank of each prefix's first occurrence.
+        row = np.argsort(np.argsort(first))
+        return row[index].reshape(self.codes.shape)
 
     @property
     def num_rows(self) -> int:
@@ -367,26 +356,22 @@ def num_ids(hashing: Hashing | None, rows: int) -> int:
 
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
-    """Returns the number of remainders; a ValueError if rows are too few."""
-    count, collisions = hashing.num_categories, hashing.num_collisions
+    """Returns the number of remainders: the smallest with which rows fit.
+
+    If none does, the one with the fewest rows.
+    """
+    if hashing.num_collisions is not None:
+        return hashing.num_collisions
+    count = hashing.num_categories
 
     def needed(collisions: int) -> int:
         return collisions + -(-count // collisions)
 
-    if collisions is None:
-        # The number of rows is least about the square root.
-        middle = math.isqrt(count)
-        best = min(middle, middle + 1, key=needed)
-        smaller = range(-(-count // rows), best)
-        collisions = next((m for m in smaller if needed(m) <= rows), best)
-    need = needed(collisions)
-    if need > rows:
-        raise ValueError(
-            f"QuotientRemainder needs at least {need} rows, {collisions} for "
-            f"remainders and {need - collisions} for quotients of {count} "
-            f"categories; the table has {rows}."
-        )
-    return collisions
+    # The number of rows is least about the square root.
+    middle = math.isqrt(count)
+    best = min(middle, middle + 1, key=needed)
+    smaller = range(-(-count // rows), best)
+    return next((m for m in smaller if needed(m) <= rows), best)
 
 
 def check(hashing: Any, rows: int, where: str) -> None:
@@ -397,20 +382,19 @@ def check(hashing: Any, rows: int, where: str) -> None:
             f"Multiplex, a PrefixNGrams or None, got {hashing!r}."
         )
     if isinstance(hashing, QuotientRemainder):
-        try:
-            num_collisions(hashing, rows)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        remainders = num_collisions(hashing, rows)
+        quotients = -(-hashing.num_categories // remainders)
+        need = remainders + quotients
+        reason = f"{remainders} for remainders and {quotients} for quotients "
+        reason += f"of {hashing.num_categories} categories"
     elif isinstance(hashing, PrefixNGrams):
-        if hashing.num_rows > rows:
-            raise ValueError(
-                f"{where}: PrefixNGrams needs {hashing.num_rows} rows, one for "
-                f"each prefix of its codes; the table has {rows}."
-            )
-    elif (hashing.buckets or 0) > rows:
+        need, reason = hashing.num_rows, "one for each prefix of its codes"
+    else:
+        need, reason = hashing.buckets or 0, "one for each of its buckets"
+    if need > rows:
         raise ValueError(
-            f"{where}: {type(hashing).__name__} has buckets="
-            f"{hashing.buckets}, but the table has {rows} rows."
+            f"{where}: {type(hashing).__name__} needs at least {need} rows, "
+            f"{reason}; the table has {rows}."
         )
 
 

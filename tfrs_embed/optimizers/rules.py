@@ -16,7 +16,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -28,7 +28,7 @@ from tfrs_embed.optimizers.options import (
     UpdateOptions,
 )
 
-Tensor = tf.Tensor
+Tensor: TypeAlias = tf.Tensor
 Slots = dict[str, Tensor]
 
 _tpu = tf.tpu.experimental.embedding
