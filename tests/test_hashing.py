@@ -554,6 +554,19 @@ def test_plans_count_rows():
     assert hot.tables[0].hotness == 4.0
 
 
+def test_plans_count_the_rows_of_prefixes():
+    feature = feature_with(HASHINGS["prefixes"])
+
+    def table_of(ids):
+        return tfrs_embed.plan({"f": feature}, {"f": ids}, replicas=2).tables[0]
+
+    # An item has three rows.
+    found = table_of([0, 2])
+    assert found.hotness == 3.0
+    with pytest.raises(ValueError, match=r"'f'.*id 60 is not in \[0, 60\)"):
+        table_of([0, 60])
+
+
 def test_limits_of_sparse_cores_count_rows():
     hashing = Multiplex(2, padding_value=-1)
     features = {"a": feature_with(hashing), "b": feature_with(HASHINGS["mult"])}

@@ -102,8 +102,8 @@ def test_a_table_goes_where_fbgemms_goes(settings, weight_decay):
     ("arguments", "error", "message"),
     [
         ({"learning_rate": -1.0}, ValueError, r"learning_rate must.*-1\.0"),
-        ({"beta_1": 1.0}, ValueError, r"beta_1 must be .* below 1, got 1\.0"),
-        ({"beta_1": -0.1}, ValueError, r"beta_1 must be at least 0.*-0\.1"),
+        ({"beta_1": 1.0}, ValueError, r"beta_1 must be in \[0, 1\), got 1\.0"),
+        ({"beta_1": -0.1}, ValueError, r"beta_1 must be in .* got -0\.1"),
         ({"beta_2": "0.9"}, TypeError, "beta_2 must be a number, got '0.9'"),
         ({"beta_2": float("nan")}, ValueError, "beta_2 must be finite.*nan"),
         ({"epsilon": 0}, ValueError, "epsilon must be above 0, got 0"),

@@ -338,21 +338,16 @@ def multiplies(hashing: Hashing | None) -> bool:
     )
 
 
-def takes_any_id(hashing: Hashing) -> bool:
-    """Whether every integer and every string is an id."""
-    if isinstance(hashing, QuotientRemainder):
-        return hashing.hashed
-    return not isinstance(hashing, PrefixNGrams)
-
-
-def num_ids(hashing: Hashing | None, rows: int) -> int:
-    """Returns the number of ids, from 0; where not every integer is one.
+def num_ids(hashing: Hashing | None, rows: int) -> int | None:
+    """Returns the number of ids, from 0; None: integers and strings are ids.
 
     `rows` is the table's number of rows.
     """
+    if hashing is None:
+        return rows
     if isinstance(hashing, QuotientRemainder):
-        return hashing.num_categories
-    return len(hashing.codes) if isinstance(hashing, PrefixNGrams) else rows
+        return None if hashing.hashed else hashing.num_categories
+    return len(hashing.codes) if isinstance(hashing, PrefixNGrams) else None
 
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:

@@ -440,6 +440,14 @@ class FeatureSpec:
         return getattr(given, "padding_value", None)
 
     @property
+    def num_ids(self) -> int | None:
+        """The number of ids, from 0; None: integers and strings are ids.
+
+        Of a table with keys, the number of rows, which says nothing of its ids.
+        """
+        return hashings.num_ids(self.hashing, self.table.vocabulary_size)
+
+    @property
     def id_dtype(self) -> tf.DType:
         """The type of its ids: that of keys; strings if padding is one."""
         if self.table.keys is not None:

@@ -33,13 +33,12 @@ def parts(
     ):
         return [parsed]
     absent = padding(feature, parsed.ids)
-    takes_any_id = hashing is not None and hashings.takes_any_id(hashing)
-    if not takes_any_id:
+    if feature.num_ids is not None:
         absent = _out_of_range(feature, parsed.ids, absent, required, checks)
     made = rows(feature, parsed.ids, absent, training)
     # Hashing makes no other -1.
     may_be_absent = feature.padding_value is not None or (
-        not required and not takes_any_id
+        not required and feature.num_ids is not None
     )
     parsed = dataclasses.replace(
         parsed, may_be_absent=may_be_absent, are_rows=True
@@ -148,8 +147,8 @@ def _out_of_range(
     checks: Checks,
 ) -> tf.Tensor:
     """Returns which ids are absent: padding, or not a category or a row."""
-    hashing = feature.hashing
-    count = hashings.num_ids(hashing, feature.table.vocabulary_size)
+    hashing, count = feature.hashing, feature.num_ids
+    assert count is not None
     allowed = f"valid ids are 0 to {count - 1}"
     if isinstance(hashing, QuotientRemainder):
         allowed = f"its QuotientRemainder has num_categories={count}, {allowed}"

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from tfrs_embed.compat.arguments import convert_fields, finite, number
+from tfrs_embed.compat.arguments import convert_fields, number, share
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
@@ -241,16 +241,5 @@ class RowWiseAdam:
     def __post_init__(self) -> None:
         name = type(self).__name__
         LearningRate.convert(self.learning_rate, name)
-        convert_fields(
-            self, name, beta_1=_kept_share, beta_2=_kept_share, epsilon=number
-        )
-
-
-def _kept_share(value: Any, what: str) -> float:
-    """Returns a number in [0, 1) as float."""
-    checked = finite(value, what)
-    if not 0 <= checked < 1:
-        raise ValueError(
-            f"{what} must be at least 0 and below 1, got {value!r}."
-        )
-    return checked
+        kept = functools.partial(share, whole=False)
+        convert_fields(self, name, beta_1=kept, beta_2=kept, epsilon=number)
