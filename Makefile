@@ -18,7 +18,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
-.PHONY: notebooks sequences
+.PHONY: notebooks sequences semantic-ids
 .PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream tutorials lint format bench wheel
 .PHONY: wheels bazel clean
 
@@ -102,6 +102,11 @@ sequences: ## Train SASRec on MovieLens-100K's histories
 streaming: $(VENV)/.ready-examples $(VENV)/.movielens
 streaming: ## Train on MovieLens-100K day by day, with ids that come and go
 	$(RUN) examples/streaming.py $(ARGS)
+
+# ARGS="--clusters 12" and other flags.
+semantic-ids: $(VENV)/.ready-examples $(VENV)/.movielens
+semantic-ids: ## Rate MovieLens-100K's cold movies by prefixes of their codes
+	$(RUN) examples/semantic_ids.py $(ARGS)
 
 serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 	$(RUN) examples/serve.py $(ARGS)

@@ -365,6 +365,19 @@ def load_movies(folder: pathlib.Path) -> list[Movie]:
     ]
 
 
+def load_years(folder: pathlib.Path) -> np.ndarray:
+    """Reads the year of each movie, of an unknown one 1990.
+
+    Args:
+        folder: where the files are.
+
+    Returns:
+        The years, in the order of the movies' rows.
+    """
+    _, _, years, _ = _read(folder / MOVIES)
+    return np.array([int(y) if y.isdigit() else 1990 for y in years], float)
+
+
 def load_titles(folder: pathlib.Path) -> dict[int, str]:
     """Reads each movie's title and year, by MovieLens's number.
 

@@ -10,6 +10,7 @@ from tfrs_embed import (
     FeatureConfig,
     Hash,
     Multiplex,
+    PrefixNGrams,
     QuotientRemainder,
     TableConfig,
 )
@@ -17,12 +18,21 @@ from tfrs_embed import (
 ROWS, DIM, BATCH = 23, 4, 4
 CATEGORIES = 60
 
+#: A code of three levels for each id, and the row of each of its 20 prefixes.
+CODES = [[7 * (i % 2), i // 2 % 3, i // 6 % 2] for i in range(CATEGORIES)]
+PREFIXES: dict[tuple, int] = {}
+for _code in CODES:
+    for _length in (1, 2, 3):
+        PREFIXES.setdefault(tuple(_code[:_length]), len(PREFIXES))
+
 HASHINGS = {
     "hash": Hash(19, salt=3),
     "multiplex": Multiplex(2, salts=[5, (6, 7)]),
     "mult": QuotientRemainder(CATEGORIES),
     "add": QuotientRemainder(CATEGORIES, 10, "add", hashed=True, salt=2),
     "concat": QuotientRemainder(CATEGORIES, 7, "concat"),
+    "prefixes": PrefixNGrams(CODES),
+    "prefixes_concat": PrefixNGrams(CODES, "concat"),
 }
 
 
@@ -37,6 +47,9 @@ def rows_of(hashing, key):
             tf.strings.to_hash_bucket_strong(text, buckets, list(salt))[0]
         )
 
+    if isinstance(hashing, PrefixNGrams):
+        code = CODES[key]
+        return [PREFIXES[tuple(code[:length])] for length in (1, 2, 3)]
     if isinstance(hashing, Hash):
         return [bucket(hashing.buckets, hashing.salt)]
     if isinstance(hashing, Multiplex):
@@ -64,7 +77,7 @@ def vectors(table, hashing, bags, combiner):
             if operation == "mult":
                 vector = parts[0] * parts[1]
             elif operation == "add":
-                vector = parts[0] + parts[1]
+                vector = tf.add_n(parts)
             else:
                 vector = tf.concat(parts, 0)
             total += weight * vector
@@ -96,7 +109,7 @@ class Batch:
 
 def make_batch(hashing, form, rng, strings=False):
     """A batch, whose ids are strings of digits or integers."""
-    anything = not hasattr(hashing, "hashed") or hashing.hashed
+    anything = getattr(hashing, "hashed", not hasattr(hashing, "codes"))
     low, high = (-(2**40), 2**40) if anything else (0, CATEGORIES)
     grid = rng.integers(low, high, (BATCH, 3))
     grid[1] = grid[0]  # Some come twice.

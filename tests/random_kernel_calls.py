@@ -31,7 +31,7 @@ RULES = {
     for name, (rule, settings) in CASES.items()
 }
 
-#: What may come before a rule in the kernels. A norm is of a row's gradient.
+#: What may come before and after a rule in the kernels.
 OPTIONS = {
     "none": UpdateOptions(),
     "clipvalue": UpdateOptions((-0.5, 0.25)),
@@ -39,6 +39,8 @@ OPTIONS = {
     "row_clipnorm": UpdateOptions(row_clipnorm=0.75),
     "weight_decay": UpdateOptions(weight_decay=0.5),
     "both": UpdateOptions((None, 0.25), weight_decay=0.5),
+    "max_norm": UpdateOptions(max_norm=1.5),
+    "all": UpdateOptions(row_clipnorm=0.75, weight_decay=0.5, max_norm=1.5),
 }
 
 

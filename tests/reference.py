@@ -90,7 +90,8 @@ class Table:
 
     `rate(step)` is the learning rate, `step` the number of updates made. New
     rows are rounded to the nearest of the dtype's numbers. `options` are what
-    comes before the rule, by name; those with the same `optimizer` share one.
+    comes before and after the rule, by name; those with the same `optimizer`
+    share one. `updates` is the number of updates before the last one.
     """
 
     rows: np.ndarray
@@ -102,17 +103,18 @@ class Table:
     dtype: str = "float32"
     options: dict = dataclasses.field(default_factory=dict)
     optimizer: str | None = None
+    updates: int = 0
 
     def __post_init__(self):
         self.rows = np.array(self.rows, np.float64)
         if self.rule is None:
             return
         row = RULES[self.rule]
-        shape = self.rows.shape[:1] if row.by_row else self.rows.shape
         defaults = inspect.signature(row.update).parameters
         for name, value in row.slots.items():
             if isinstance(value, str):
                 value = self.settings.get(value, defaults[value].default)
+            shape = self.rows.shape[: 1 if name in row.by_row else 2]
             self.slots[name] = np.full(shape, value, np.float64)
 
 
@@ -286,13 +288,18 @@ class Reference:
         """Updates each row that was looked up, once."""
         for name, rows in self.clipped(sums).items():
             table = self.tables[name]
-            rate = table.rate(self.step if step is None else step)
+            table.updates = self.step if step is None else step
+            rate = table.rate(table.updates)
             for i, g in rows.items():
                 decay = table.options.get("weight_decay", 0.0)
                 table.rows[i] -= rate * decay * table.rows[i]
                 if table.rule is not None:
                     update = RULES[table.rule].update
                     update(table, i, g, rate, **table.settings)
+                norm = np.sqrt(np.sum(table.rows[i] ** 2))
+                most = table.options.get("max_norm", math.inf)
+                if norm > most:
+                    table.rows[i] *= most / norm
                 if table.dtype != "float32":
                     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
                     row = table.rows[i].astype(np.float32)

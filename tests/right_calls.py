@@ -315,6 +315,7 @@ def update_of(rule, slots, new_slots, new_rows, dtype=tf.float32, **other):
         "clip_lows": [-np.inf],
         "clip_highs": [np.inf],
         "row_norms": [np.inf],
+        "max_norms": [0.0],
         "marked": [True],
         "stochastic": [False],
         "seeds": [7],

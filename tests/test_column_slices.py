@@ -108,10 +108,12 @@ def test_ranks_that_cannot_be(ranks, message):
     [
         ("sgd", None),
         ("row_wise_adagrad", "RowWiseAdagrad"),
+        ("row_wise_adam", "RowWiseAdam"),
         (Regularized("sgd", row_clipnorm=1.0), "row_clipnorm"),
+        (Regularized("sgd", max_norm=1.0), "max_norm"),
         (Regularized("sgd", clipnorm=1.0), None),
     ],
-    ids=["sgd", "row_wise_adagrad", "row_clipnorm", "clipnorm"],
+    ids=str,
 )
 def test_a_plan_refuses_columns_where_whole_rows_are_needed(optimizer, needs):
     table = tfrs_embed.TableConfig(

@@ -1,5 +1,6 @@
 """Hashed features: rows, vectors, gradients, storage, and bad input."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from hashing_reference import (
+    CODES,
     DIM,
     HASHINGS,
     ROWS,
@@ -23,9 +25,11 @@ from tfrs_embed import (
     FeatureConfig,
     Hash,
     Multiplex,
+    PrefixNGrams,
     QuotientRemainder,
     TableConfig,
 )
+from tfrs_embed.compat import keras_configs
 from tfrs_embed.configs import descriptions
 from tfrs_embed.configs.parsing import parse
 from tfrs_embed.ops import hashed_rows
@@ -150,8 +154,7 @@ def test_vectors_and_gradients(kind, form, combiner, table):
 
 
 def padded(kind):
-    fields = {**vars(HASHINGS[kind]), "padding_value": -1}
-    return type(HASHINGS[kind])(**fields)
+    return dataclasses.replace(HASHINGS[kind], padding_value=-1)
 
 
 @on("keras:3", tier="nightly", when=lambda kind: kind in ("mult", "multiplex"))
@@ -196,6 +199,7 @@ def test_padding_is_as_if_it_were_not_there(kind):
 
 def make_layer():
     shared, items = TableConfig("shared", 40, DIM), TableConfig("items", 23, 4)
+    kinds = TableConfig("kinds", 31, DIM)
     return layers.PartialTPUEmbedding(
         {
             "query": FeatureConfig(
@@ -203,6 +207,7 @@ def make_layer():
             ),
             "city": FeatureConfig("city", shared, hashing=Hash(30, (1, 2))),
             "item": FeatureConfig("item", items, hashing=HASHINGS["mult"]),
+            "kind": FeatureConfig("kind", kinds, hashing=HASHINGS["prefixes"]),
         },
         optimizer="adagrad",
         size_threshold=30,
@@ -216,6 +221,7 @@ model = tf.saved_model.load(sys.argv[1])
     query=tf.constant(["red shoes", "", "日本"]),
     city=tf.constant([-5, 0, 2**40]),
     item=tf.constant([1, 59, 17], tf.int64),
+    kind=tf.constant([0, 59, 31], tf.int64),
 ).values()
 assert "tfrs_embed" not in sys.modules
 np.save(sys.argv[2], output)
@@ -228,15 +234,17 @@ def test_a_model_is_fit_stored_and_exported(tmp_path):
         "query": keras.Input((), dtype="string", name="query"),
         "city": keras.Input((), dtype="int64", name="city"),
         "item": keras.Input((), dtype="int64", name="item"),
+        "kind": keras.Input((), dtype="int64", name="kind"),
     }
     found = make_layer()(inputs)
-    assert [v.shape[-1] for v in found.values()] == [2 * DIM, DIM, DIM]
+    assert [v.shape[-1] for v in found.values()] == [2 * DIM, DIM, DIM, DIM]
     vectors = keras.layers.Concatenate()(list(found.values()))
     model = keras.Model(inputs, keras.layers.Dense(1)(vectors))
     values = {
         "query": tf.constant(["red shoes", "", "日本"]),
         "city": tf.constant([-5, 0, 2**40]),
         "item": tf.constant([1, 59, 17], tf.int64),
+        "kind": tf.constant([0, 59, 31], tf.int64),
     }
     model.compile("adam", "mse")
     before = model.predict(values, verbose=0)
@@ -272,10 +280,15 @@ def test_a_layer_is_what_its_config_says():
     for one, other in zip(
         layer._spec.features, again._spec.features, strict=True
     ):
-        assert one.hashing == other.hashing
+        described = descriptions.describe(one.hashing)
+        assert described == descriptions.describe(other.hashing)
     # Workers with other hashes would train other rows.
     [described, *_] = descriptions.of_features(layer._spec.features).values()
     assert described["hashing"]["salts"] == [[0, 0], [0, 1]]
+    of_codes = descriptions.of_features(layer._spec.features)["Feature 'kind'"]
+    other = PrefixNGrams([*CODES[:-1], [9, 9, 9]])
+    assert descriptions.describe(other) != of_codes["hashing"]
+    assert descriptions.describe(HASHINGS["prefixes"]) == of_codes["hashing"]
 
 
 @pytest.mark.parametrize("kind", [Hash, lambda **a: Multiplex(2, **a)])
@@ -354,7 +367,7 @@ def feature_with(hashing, rows=ROWS, **options):
         (
             lambda: feature_with(Hash(ROWS + 1)),
             ValueError,
-            r"Feature 'f' \(table 't'\): Hash has buckets=24, .* 23 rows",
+            r"Feature 'f' \(table 't'\): Hash needs at least 24 .* has 23",
         ),
         (
             lambda: feature_with(QuotientRemainder(100, 10), 19),
@@ -367,6 +380,56 @@ def feature_with(hashing, rows=ROWS, **options):
             "Feature 'f' .* DynamicKeys.* leave hashing out",
         ),
         (lambda: feature_with("hash"), TypeError, "Feature 'f' .* got 'hash'"),
+        (
+            lambda: PrefixNGrams([[0, 1], [2, -1]]),
+            ValueError,
+            "PrefixNGrams: codes .* got -1 for item 1 at level 1",
+        ),
+        (
+            lambda: PrefixNGrams(np.array([[2**63]], np.uint64)),
+            ValueError,
+            "codes must be from 0 to .* got 9223372036854775808 for item 0",
+        ),
+        (
+            lambda: PrefixNGrams([[0.0, 1.0]]),
+            TypeError,
+            "PrefixNGrams: codes must be integers, got float64",
+        ),
+        (
+            lambda: PrefixNGrams([[True]]),
+            TypeError,
+            "codes must be integers, got bool",
+        ),
+        (
+            lambda: PrefixNGrams([1, 2]),
+            ValueError,
+            r"codes must be \[items, levels\] .* got the shape \[2\]",
+        ),
+        (
+            lambda: PrefixNGrams(np.zeros([0, 3], int)),
+            ValueError,
+            r"at least one of each, got the shape \[0, 3\]",
+        ),
+        (
+            lambda: PrefixNGrams([[1, 2], [3]]),
+            ValueError,
+            "codes must be of one length",
+        ),
+        (
+            lambda: PrefixNGrams(CODES, "mult"),
+            ValueError,
+            "PrefixNGrams: operation must be one of .* got 'mult'",
+        ),
+        (
+            lambda: PrefixNGrams(CODES, padding_value=""),
+            TypeError,
+            "padding_value='' is a string, but ids are integers",
+        ),
+        (
+            lambda: feature_with(HASHINGS["prefixes"], 19),
+            ValueError,
+            r"Feature 'f' .*: PrefixNGrams needs at least 20 rows.* has 19",
+        ),
         (
             lambda: FeatureConfig(
                 "f",
@@ -398,12 +461,83 @@ def test_bad_declarations(make, error, text):
             tf.errors.InvalidArgumentError,
             r"Feature 'f' \(table 't'\): id -1 .* 0 to 59. With hashed",
         ),
+        (
+            HASHINGS["prefixes"],
+            [60],
+            tf.errors.InvalidArgumentError,
+            r"Feature 'f' \(table 't'\): id 60 .* codes of 60 items, .*0 to 59",
+        ),
+        (HASHINGS["prefixes"], ["a"], TypeError, "places of items in its code"),
     ],
 )
 def test_bad_ids(hashing, ids, error, text):
     layer = layers.DistributedEmbedding(feature_with(hashing))
     with pytest.raises(error, match=text):
         layer(np.array(ids))
+
+
+def test_prefixes_are_numbered_as_they_come():
+    codes = np.array([[5, 0], [5, 2], [1, 2], [5, 0]], np.uint8)
+    hashing = PrefixNGrams(codes)
+    rows = [[0, 1], [0, 2], [3, 4], [0, 1]]
+    np.testing.assert_array_equal(hashing.rows, rows)
+    assert hashing.num_rows == 5
+    more = PrefixNGrams([*codes, [5, 1], [0, 0]])
+    np.testing.assert_array_equal(more.rows, [*rows, [0, 5], [6, 7]])
+    codes[:] = 0  # It has a copy of its own.
+    np.testing.assert_array_equal(hashing.codes[:3], [[5, 0], [5, 2], [1, 2]])
+    with pytest.raises(ValueError, match="read-only"):
+        hashing.codes[0, 0] = 3
+
+
+def test_prefixes_of_large_codes_are_those_of_a_dict():
+    rng = np.random.default_rng(0)
+    codes = rng.choice([0, 1, 2**31, 2**63 - 1], [300, 5])
+    found: dict[tuple, int] = {}
+    expected = [
+        [found.setdefault(tuple(c[: n + 1]), len(found)) for n in range(5)]
+        for c in codes.tolist()
+    ]
+    np.testing.assert_array_equal(PrefixNGrams(codes).rows, expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_ids_without_a_code_may_be_zeros(mode):
+    layer = layers.DistributedEmbedding(
+        feature_with(HASHINGS["prefixes"]), invalid_ids="zero"
+    )
+    call = tf.function(layer) if mode == "graph" else layer
+    found = call(tf.constant([59, 60, -1, -(2**63), 2**63 - 1], tf.int64))
+    assert np.any(found[0])
+    np.testing.assert_array_equal(found[1:], np.zeros([4, DIM]))
+
+
+def test_more_codes_than_a_config_holds_are_an_error_that_says_so(monkeypatch):
+    layer = layers.DistributedEmbedding(feature_with(HASHINGS["prefixes"]))
+    layer.get_config()
+    monkeypatch.setattr(keras_configs, "_MOST_NUMBERS", 179)
+    with pytest.raises(NotImplementedError) as e:
+        layer.get_config()
+    assert "Feature 'f' (table 't'): a layer's config holds at most 179" in str(
+        e.value
+    )
+    assert "numbers of a PrefixNGrams, and this one has 180" in str(e.value)
+
+
+def test_an_item_without_examples_learns_by_its_prefixes():
+    codes = [[0, 0], [0, 1], [1, 0]]
+    layer = layers.DistributedEmbedding(
+        FeatureConfig(
+            "f",
+            TableConfig("t", 5, DIM, "zeros"),
+            hashing=PrefixNGrams(codes),
+        ),
+        optimizer=SGD(0.5),
+    )
+    train(layer, tf.constant([0]), -np.ones([1, DIM]))
+    # Item 0 has two rows, each of which moves by 0.5; item 1 has one of them.
+    expected = np.outer([1.0, 0.5, 0.0], np.ones(DIM))
+    np.testing.assert_array_equal(layer(tf.constant([0, 1, 2])), expected)
 
 
 def test_plans_count_rows():
@@ -418,6 +552,19 @@ def test_plans_count_rows():
     assert shares["u"].hotness == 1.0
     hot = tfrs_embed.plan(features, 2, replicas=2, batch_size=4)
     assert hot.tables[0].hotness == 4.0
+
+
+def test_plans_count_the_rows_of_prefixes():
+    feature = feature_with(HASHINGS["prefixes"])
+
+    def table_of(ids):
+        return tfrs_embed.plan({"f": feature}, {"f": ids}, replicas=2).tables[0]
+
+    # An item has three rows.
+    found = table_of([0, 2])
+    assert found.hotness == 3.0
+    with pytest.raises(ValueError, match=r"'f'.*id 60 is not in \[0, 60\)"):
+        table_of([0, 60])
 
 
 def test_limits_of_sparse_cores_count_rows():

@@ -28,7 +28,12 @@ from process_tiers import nightly
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.compat import keras_configs
 from tfrs_embed.configs import serialization
-from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
+from tfrs_embed.optimizers import (
+    Regularized,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    conversion,
+)
 
 KERAS = {"keras2": tf_keras, "keras3": keras_3}
 LAYERS = {tf_keras: tfrs_embed, keras_3: tfrs_embed.keras3}
@@ -62,6 +67,7 @@ def make_layer(keras, kind="PartialTPUEmbedding", **arguments):
             "user": Regularized(adam, clipvalue=1.0),
             "genre": scaling(keras.optimizers.SGD(rate_of(keras))),
             "year": RowWiseAdagrad(rate_of(keras)),
+            "actor": Regularized(RowWiseAdam(rate_of(keras)), max_norm=2.0),
         }.items()
     ]
     features = [FeatureConfig(t.name, t) for t in tables]

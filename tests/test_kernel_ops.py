@@ -265,13 +265,13 @@ def test_update(name, dtype):
         features = cases.make_features(rng, tables, 40, dtype)
         gradients = cases.make_gradients(rng, features, tables)
         cases.update(variables, rules, features, gradients)
-        reference.update(expected_sums(features, gradients))
+        reference.update(expected_sums(features, gradients), cases.STEP)
     assert_tables(variables, reference)
 
 
 @pytest.mark.parametrize("rows", [50, 3000], ids=["few", "many"])
 @pytest.mark.parametrize("name", [n for n in cases.OPTIONS if n != "none"])
-def test_what_comes_before_a_rule(name, rows):
+def test_what_comes_before_and_after_a_rule(name, rows):
     rng = np.random.default_rng(1)
     tables = cases.make_tables(rng, [3, 64, 300], rows)
     rules = [RULES["adam"], RULES["adagrad"], RULES["ftrl"]]
@@ -282,7 +282,7 @@ def test_what_comes_before_a_rule(name, rows):
         features = cases.make_features(rng, tables, 400)
         gradients = cases.make_gradients(rng, features, tables)
         cases.update(variables, rules, features, gradients, options=options)
-        reference.update(expected_sums(features, gradients))
+        reference.update(expected_sums(features, gradients), cases.STEP)
     assert_tables(variables, reference)
 
 
@@ -323,18 +323,20 @@ def test_clips_of_a_bad_gradient_are_those_of_tensorflows_operations(bad, name):
     np.testing.assert_array_equal(variables[0]["parameters"], expected)
 
 
-def test_rows_of_two_bytes_that_decay_are_an_error():
+@pytest.mark.parametrize("name", ["weight_decay", "max_norm"])
+def test_rows_of_two_bytes_that_are_rounded_twice_are_an_error(name):
     table = np.ones((1, 3), np.float32)
     variables = cases.make_variables([table], [SGD()], tf.bfloat16)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="only rows of float32 can decay"
+        tf.errors.InvalidArgumentError,
+        match=r"only rows of float32 can (decay|have a max_norm)",
     ):
         cases.update(
             variables,
             [SGD()],
             [Feature(0, np.array([0]), 1)],
             [table],
-            options=[cases.OPTIONS["weight_decay"]],
+            options=[cases.OPTIONS[name]],
         )
 
 
@@ -347,7 +349,7 @@ def test_tables_of_one_update_may_have_different_rules():
     variables = cases.make_variables(tables, rules)
     reference = make_reference(tables, rules)
     cases.update(variables, rules, features, gradients)
-    reference.update(expected_sums(features, gradients))
+    reference.update(expected_sums(features, gradients), cases.STEP)
     assert_tables(variables, reference)
 
 
@@ -631,13 +633,15 @@ def test_gradients_that_do_not_fit_are_errors(shape):
         ("row_wise_adagrad", [5, 4]),
         ("row_wise_adagrad", [5, 1]),
         ("row_wise_adagrad", [4]),
+        ("row_wise_adam", [5, 4]),
+        ("row_wise_adam", [4]),
     ],
 )
 def test_a_slot_of_another_shape_is_an_error(name, shape):
     table = np.ones((5, 4), np.float32)
     rule = RULES[name]
     variables = cases.make_variables([table], [rule])
-    variables[0]["accumulators"] = tf.Variable(tf.ones(shape))
+    variables[0][[*variables[0]][-1]] = tf.Variable(tf.ones(shape))
     gradients = [np.ones((2, 4), np.float32)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="slot's shape"):
         cases.update(variables, [rule], [feature()], gradients)

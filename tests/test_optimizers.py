@@ -20,7 +20,12 @@ from keras_under_test import (
     of_keras_2,
 )
 from process_tiers import nightly, on, with_kernels, without_kernels
-from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
+from tfrs_embed.optimizers import (
+    Regularized,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    conversion,
+)
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
 from tfrs_embed.optimizers.options import UpdateOptions
@@ -85,6 +90,12 @@ FORMS = {
     "RowWiseAdagrad": (
         lambda: RowWiseAdagrad(0.3, 0.2, epsilon=1e-3),
         rules.RowWiseAdagrad(0.2, 1e-3),
+        0.3,
+    ),
+    "row_wise_adam": (lambda: "row_wise_adam", rules.RowWiseAdam(), 0.01),
+    "RowWiseAdam": (
+        lambda: RowWiseAdam(0.3, 0.7, beta_2=0.8, epsilon=1e-3),
+        rules.RowWiseAdam(0.7, 0.8, 1e-3),
         0.3,
     ),
     "tpu_sgd": (lambda: tpu.SGD(0.3), rules.SGD(), 0.3),
@@ -276,6 +287,10 @@ OPTIONS = {
         ),
         UpdateOptions((-0.5, 0.25), weight_decay=0.25),
     ),
+    "regularized_rows": (
+        lambda: Regularized(RowWiseAdam(0.1), max_norm=2, row_clipnorm=0.5),
+        UpdateOptions(row_clipnorm=0.5, max_norm=2.0),
+    ),
 }
 
 
@@ -309,6 +324,21 @@ BAD_OPTIONS = {
         lambda: Regularized("sgd", row_clipnorm=0),
         ValueError,
         "row_clipnorm must be above 0, got 0",
+    ),
+    "zero_rows": (
+        lambda: Regularized("sgd", max_norm=0.0),
+        ValueError,
+        r"Regularized: max_norm must be above 0, got 0\.0",
+    ),
+    "rows_of_no_number": (
+        lambda: Regularized("sgd", max_norm=True),
+        TypeError,
+        "Regularized: max_norm must be a number, got True",
+    ),
+    "infinite_rows": (
+        lambda: Regularized("sgd", max_norm=math.inf),
+        ValueError,
+        "Regularized: max_norm must be finite, got inf",
     ),
     "negative": (
         lambda: Regularized("sgd", weight_decay=-0.5),
@@ -407,6 +437,50 @@ def test_only_rows_of_the_step_decay_whatever_their_gradient():
     train(layer, tf.constant([1, 3]), tf.zeros([2, 3]))
     expected = before * [[1], [0.75], [1], [0.75]]
     np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
+
+
+@BOTH_MODES
+@BOTH_IMPLEMENTATIONS
+def test_rows_of_the_step_end_with_the_largest_norm(graph):
+    """As FBGEMM's post-update step of EXACT_ROWWISE_ADAGRAD for GPUs."""
+    layer = make_layer(Regularized(RowWiseAdagrad(0.5), max_norm=2.0))
+    rows = [[0.0, 3.0, 4.0], [0.0, 6.0, 8.0], [0.5, 0.0, 0.0], [9.0, 0.0, 0.0]]
+    layer.embedding_tables["t"].assign(rows)
+    gradients = np.float32([[1, 0, 0], [0, 0, 0], [0, 2, 0]])
+    step = tf.function(train) if graph else train
+    step(layer, tf.constant([0, 1, 2]), tf.constant(gradients))
+    expected = np.array(rows)
+    for row, g in enumerate(gradients):
+        multiplier = 0.5 / (np.sqrt(np.mean(g * g)) + 1e-8)
+        weight = expected[row] - multiplier * g
+        norm = np.sqrt(np.sum(weight * weight))
+        expected[row] = weight * (2.0 / norm if norm > 2.0 else 1.0)
+    # Row 1 has a gradient of zeros, row 2 is short enough, row 3 is not used.
+    norms = np.linalg.norm(expected, axis=1)
+    np.testing.assert_allclose(norms[[0, 1, 3]], [2, 2, 9])
+    np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
+    accumulators = state(layer)["t/accumulators"]
+    np.testing.assert_allclose(accumulators, [1 / 3, 0, 4 / 3, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@BOTH_IMPLEMENTATIONS
+def test_rows_of_two_bytes_are_limited_and_round_once(dtype):
+    table = tfrs_embed.TableConfig(
+        "t", 4, 3, "ones", dtype=dtype, rounding="nearest"
+    )
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table),
+        Regularized(tpu.SGD(0.5), max_norm=0.7),
+        size_threshold=0,
+    )
+    train(layer, tf.range(4), tf.fill([4, 3], 0.3))
+    row = np.full([4, 3], 0.85, np.float32)
+    expected = tf.cast(row * (0.7 / np.sqrt(3 * 0.85**2)), dtype)
+    np.testing.assert_array_equal(
+        tf.cast(layer.embedding_tables["t"], tf.float32),
+        tf.cast(expected, tf.float32),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -41,6 +41,7 @@ OPTIMIZERS = {
     "sgd": lambda: tf.tpu.experimental.embedding.SGD(0.3),
     "adam": lambda: tf.tpu.experimental.embedding.Adam(0.1),
     "row_wise": lambda: tfrs_embed.optimizers.RowWiseAdagrad(0.3),
+    "row_wise_adam": lambda: tfrs_embed.optimizers.RowWiseAdam(0.1),
 }
 
 

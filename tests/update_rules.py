@@ -14,17 +14,18 @@ class Rule(NamedTuple):
     """What tests know of an update rule.
 
     Attributes:
-        update: takes the reference's table, a row's number, its gradient, the
-            learning rate, and the rule's settings with their defaults.
+        update: takes the reference's table, with the number of its earlier
+            updates, a row's number, its gradient, the learning rate, and the
+            rule's settings with their defaults.
         slots: the slots' first values; a string is the setting that says it.
         cases: settings for each way through the formula, by names of tests.
-        by_row: whether a slot has one number for each row.
+        by_row: the slots that have one number for each row.
     """
 
     update: Callable[..., None]
     slots: Mapping[str, float | str]
     cases: Mapping[str, Mapping[str, Any]]
-    by_row: bool = False
+    by_row: tuple[str, ...] = ()
 
 
 def _sgd(table, i, g, rate):
@@ -125,6 +126,17 @@ def _row_wise_adagrad(
     table.rows[i] -= rate * g / (np.sqrt(a[i]) + epsilon)
 
 
+def _row_wise_adam(table, i, g, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8):
+    """FBGEMM's partial_rowwise_adam for GPUs (genscript/optimizers.py)."""
+    number = table.updates + 1
+    momentum1, momentum2 = table.slots["momenta"], table.slots["velocities"]
+    momentum2[i] = np.mean(g * g) * (1 - beta_2) + momentum2[i] * beta_2
+    v_hat = momentum2[i] / (1 - beta_2**number)
+    momentum1[i] = momentum1[i] * beta_1 + g * (1 - beta_1)
+    m_hat = momentum1[i] / (1 - beta_1**number)
+    table.rows[i] -= rate * (m_hat / (np.sqrt(v_hat) + epsilon))
+
+
 #: By the names of their classes in tfrs_embed.optimizers.rules.
 RULES = {
     "SGD": Rule(_sgd, {}, {"sgd": {}}),
@@ -199,7 +211,19 @@ RULES = {
                 "epsilon": 1e-3,
             }
         },
-        by_row=True,
+        by_row=("accumulators",),
+    ),
+    "RowWiseAdam": Rule(
+        _row_wise_adam,
+        {"momenta": 0.0, "velocities": 0.0},
+        {
+            "row_wise_adam": {
+                "beta_1": 0.7,
+                "beta_2": 0.8,
+                "epsilon": 1e-2,
+            }
+        },
+        by_row=("velocities",),
     ),
 }
 

@@ -272,7 +272,7 @@ wrong(
 )
 
 wrong("update", "table_of must be ascending", table_of=[1, 0])
-for value in (0, 9, -1, MAX_32):
+for value in (0, 10, -1, MAX_32):
     wrong("update", f"rules: {value}", rules=[value])
 wrong("update", "settings must have 6 entries", rules=[])
 wrong("update", "settings must have 6 entries", settings=[0.0] * 5)
@@ -306,6 +306,7 @@ for name, value in {
     "clip_lows": [],
     "clip_highs": [0.0, 0.0],
     "row_norms": [],
+    "max_norms": [],
     "marked": [],
     "stochastic": [],
     "seeds": [],
@@ -315,6 +316,7 @@ for name, value in {
 }.items():
     wrong("update", f"{name} must have an entry", **{name: value})
 wrong("update_of_two_bytes", "only rows of float32", decays=f32([0.5]))
+wrong("update_of_two_bytes", "only rows of float32 can have", max_norms=[0.5])
 
 wrong("inside", "2 ids for 1 tables", rows=[5])
 for value in (-1, MIN):

@@ -28,7 +28,12 @@ from tfrs_embed.configs.dynamic_keys import (
     TimeToLive,
 )
 from tfrs_embed.configs.file_storage import FileStorage
-from tfrs_embed.configs.hashing import Hash, Multiplex, QuotientRemainder
+from tfrs_embed.configs.hashing import (
+    Hash,
+    Multiplex,
+    PrefixNGrams,
+    QuotientRemainder,
+)
 from tfrs_embed.configs.placement import Placement, TablePlacement
 from tfrs_embed.configs.tables import FeatureConfig, TableConfig
 from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
@@ -78,6 +83,7 @@ __all__ = [
     "PartialTPUEmbedding",
     "Placement",
     "Plan",
+    "PrefixNGrams",
     "ProbabilisticAdmission",
     "QuotientRemainder",
     "ReplicaPlan",

@@ -119,6 +119,9 @@ OPTIMIZERS = {
     "ftrl_row_clipnorm": _regularized(
         _optimizer("FTRL", beta=0.1), row_clipnorm=0.25
     ),
+    "row_wise_adam_max_norm": _regularized(
+        _optimizer("RowWiseAdam", epsilon=1e-2), max_norm=0.75
+    ),
 }
 #: The last case of each update rule that TPUs have.
 RULES = tuple(
@@ -356,6 +359,13 @@ def _kinds_of(i):
     return kinds if ALL else (kinds[i // 2 % 2],)
 
 
+def _needs_whole_rows(name):
+    """Whether no table of an optimizer can be cut into columns."""
+    given = OPTIMIZERS[name]
+    options = {"row_clipnorm", "max_norm"} & {*given.options}
+    return bool(options or update_rules.RULES[given.rule].by_row)
+
+
 _COMBINERS = ("sum", "mean", "sqrtn")
 
 #: Tables that have optimizers of their own.
@@ -382,17 +392,17 @@ TABLES = {
         TableCase(1, 32, kinds=UNEVEN),
         TableCase(1, 5, "sum", kinds=UNEVEN),
     ),
-    # Widths that are cut into slices, on up to four replicas.
+    # Widths that are cut into slices, on up to four replicas; 5 is not cut.
     "even_widths": _own_optimizers(
         OPTIMIZERS,
         *(
             TableCase(
                 20 + i,
-                (16, 32, 5)[i % 3],
+                5 if _needs_whole_rows(name) else (16, 32)[i % 2],
                 _COMBINERS[i % 3],
                 kinds=_kinds_of(i),
             )
-            for i in range(len(OPTIMIZERS))
+            for i, name in enumerate(OPTIMIZERS)
         ),
     ),
     # One for each rule, and two of one optimizer, which SparseCores stack.

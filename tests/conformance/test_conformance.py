@@ -376,6 +376,14 @@ def test_lookup(case, strategy):
             Case("columns_and_copies", kinds=FEW, steps=3),
         ),
         Case("distributed_mirrored", "row_wise_adagrad", kinds=FEW, steps=3),
+        *(
+            Case(engine, "row_wise_adam_max_norm", kinds=FEW, steps=3)
+            for engine in ("sharded", "hot_rows", "distributed_mirrored")
+        ),
+        *nightly(
+            Case("dynamic_sharded", "row_wise_adam_max_norm", kinds=FEW),
+            Case("two_stages", "row_wise_adam_max_norm", kinds=FEW),
+        ),
         Case("dynamic_sharded", kinds=KINDS_OF_OTHERS, steps=3),
         Case("two_stages", "adam", "sqrtn", kinds=FEW, steps=3),
         *nightly(Case("dynamic_two_stages", "adam", "sqrtn", kinds=FEW)),

@@ -146,8 +146,12 @@ def try_update(rng, tables, features, gradients):
     variables = cases.make_variables(tables, rules, dtype)
     kept = pack_some(rng, variables)
     stochastic = bool(rng.integers(2))
-    # Only rows of float32 can decay.
-    names = [n for n, o in cases.OPTIONS.items() if not o.weight_decay]
+    # Only rows of float32 can decay, or have a max_norm.
+    names = [
+        n
+        for n, o in cases.OPTIONS.items()
+        if not (o.weight_decay or o.max_norm)
+    ]
     names = list(cases.OPTIONS) if dtype == tf.float32 else names
     options = [cases.OPTIONS[rng.choice(names)] for _ in tables]
     cases.update(
@@ -177,7 +181,9 @@ def try_update(rng, tables, features, gradients):
             before.clip_rows(tf.constant(sums, tf.float32)),
             table - np.float32(0.3 * before.weight_decay) * table,
             slots,
+            tf.constant(cases.STEP, tf.int64),
         )
+        after = before.limit_rows(after)
         found = {
             k: tf.cast(v, tf.float32).numpy()
             for k, v in variables[number].items()

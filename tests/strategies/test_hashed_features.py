@@ -26,7 +26,11 @@ PLACES = {
     "mult": "table",
     "add": "replicated",
     "concat": "table",
+    "prefixes": "column",
+    "prefixes_concat": "replicated",
 }
+TPU_KINDS = ("mult", "multiplex", "prefixes")
+NUMBERS = ("mult", "concat", "prefixes", "prefixes_concat")
 SGD = tf.tpu.experimental.embedding.SGD
 
 
@@ -55,7 +59,7 @@ def train(strategy, layer, batches):
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda kind, form: kind != "concat" and form != "ragged",
+    when=lambda kind, form: not kind.endswith("concat") and form != "ragged",
 )
 @on(
     "workers:2",
@@ -64,13 +68,13 @@ def train(strategy, layer, batches):
         (kind, form) in (("mult", "combined"), ("multiplex", "ragged"))
     ),
 )
-@on("tpu:2x2", tier="more", when=lambda kind: kind in ("mult", "multiplex"))
+@on("tpu:2x2", tier="more", when=lambda kind: kind in TPU_KINDS)
 @pytest.mark.parametrize("form", ["combined", "ragged", "strings"])
 @pytest.mark.parametrize("kind", HASHINGS)
 def test_vectors_and_gradients(strategy, kind, form):
     hashing, world = HASHINGS[kind], strategy.num_replicas_in_sync
     strings = form == "strings"
-    if strings and kind in ("mult", "concat"):
+    if strings and kind in NUMBERS:
         pytest.skip("their ids are numbers")
     rng = np.random.default_rng(2)
     kind_of_ids = "dense" if strings else form

@@ -76,16 +76,17 @@ def test_a_global_norm_over_two_placements_is_an_error_that_names_both(
         assert part in str(e.value)
 
 
-def test_a_rows_norm_of_a_table_that_is_cut_is_an_error(strategy):
+@pytest.mark.parametrize("option", ["row_clipnorm", "max_norm"])
+def test_a_rows_norm_of_a_table_that_is_cut_is_an_error(strategy, option):
     table = tfrs_embed.TableConfig("t", 20, 16, placement="column")
     with strategy.scope(), pytest.raises(ValueError) as e:
         tfrs_embed.PartialTPUEmbedding(
             tfrs_embed.FeatureConfig("f", table),
-            Regularized("sgd", row_clipnorm=1.0),
+            Regularized("sgd", **{option: 1.0}),
             size_threshold=0,
         )
     assert "'t': placement='column' cuts" in str(e.value)
-    assert "row_clipnorm needs all columns" in str(e.value)
+    assert f"{option} needs all columns" in str(e.value)
 
 
 @on("workers:2", tier="more")

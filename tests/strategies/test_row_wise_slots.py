@@ -14,7 +14,7 @@ import tf_keras
 import tfrs_embed
 from process_tiers import on
 from strategies.replicas import distribute, of_chief
-from tfrs_embed.optimizers import RowWiseAdagrad
+from tfrs_embed.optimizers import RowWiseAdagrad, RowWiseAdam
 from training_helpers import assert_same, differentiate, state
 
 pytestmark = on("mirrored:2", tier="more")
@@ -121,6 +121,28 @@ def test_a_checkpoint_has_them(strategy, make, tmp_path):
         np.testing.assert_array_equal(np.asarray(variable), value)
         variable.assign(value + 1.0)
         np.testing.assert_array_equal(np.asarray(variable), value + 1.0)
+
+
+def test_a_checkpoint_has_slots_of_both_shapes(strategy, tmp_path):
+    layer = make_partial(strategy, optimizer=RowWiseAdam(0.1))
+    train = trainer(strategy, layer)
+    for seed in range(2):
+        train(seed)
+    before = state(layer)
+    for place in PLACES:
+        assert before[f"{place}/velocities"].ndim == 1
+        assert before[f"{place}/momenta"].ndim == 2
+        assert before[f"{place}/velocities"].max() > 0
+    tf.train.Checkpoint(layer=layer).write(str(tmp_path / "checkpoint"))
+    again = make_partial(strategy, optimizer=RowWiseAdam(0.1))
+    train_again = trainer(strategy, again)
+    tf.train.Checkpoint(layer=again).read(
+        str(tmp_path / "checkpoint")
+    ).assert_consumed()
+    assert_same(state(again), before)
+    for step in (train, train_again):
+        step(0)  # Ids that it has seen.
+    assert_same(state(again), state(layer))
 
 
 def test_another_rules_slots_are_an_error_that_names_both_shapes(

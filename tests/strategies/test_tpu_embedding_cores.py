@@ -96,6 +96,7 @@ def test_gradients_are_clipped_by_value(strategy, cores, engine, monkeypatch):
         (Hardware.V2, {"clipnorm": 0.5}),
         (Hardware.UNSUPPORTED, {"row_clipnorm": 0.5}),
         (Hardware.UNSUPPORTED, {"weight_decay": 0.5}),
+        (Hardware.V2, {"max_norm": 0.5}),
     ],
     ids=str,
 )

@@ -53,9 +53,10 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
     if {len(here), len(there)} != {1, 2}:
         return ""
     return (
-        " One has a number for each row, as with RowWiseAdagrad. The other has "
-        "a number for each value, as with other optimizers. Neither can be "
-        "made of the other. Restore with the optimizer it was saved with."
+        " One has a number for each row, as with RowWiseAdagrad and "
+        "RowWiseAdam. The other has a number for each value, as with other "
+        "optimizers. Neither can be made of the other. Restore with the "
+        "optimizer it was saved with."
     )
 
 

@@ -64,11 +64,12 @@ def number(value: Any, what: str, positive: bool = True) -> float:
     return checked
 
 
-def share(value: Any, what: str) -> float:
-    """Returns a number in [0, 1] as float."""
+def share(value: Any, what: str, whole: bool = True) -> float:
+    """Returns a number in [0, 1] as float; without `whole`, one below 1."""
     checked = finite(value, what)
-    if not 0 <= checked <= 1:
-        raise ValueError(f"{what} must be in [0, 1], got {value!r}.")
+    if not 0 <= checked <= 1 or (checked == 1 and not whole):
+        end = "1]" if whole else "1)"
+        raise ValueError(f"{what} must be in [0, {end}, got {value!r}.")
     return checked
 
 

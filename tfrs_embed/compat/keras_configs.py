@@ -31,7 +31,7 @@ _BASES = {
 }
 # The base classes of TensorFlow's initializers, without and with partitions.
 _OF_TENSORFLOW = (init_ops.Initializer, init_ops_v2.Initializer)
-# The most numbers of an initializer in a config: some 300 MB of JSON.
+# The most numbers of an array in a config: some 300 MB of JSON.
 _MOST_NUMBERS = 2**24
 # The class names of arrays in configs.
 _ARRAYS = ("__numpy__", "__tensor__")
@@ -42,13 +42,24 @@ def require_small(initializer: Any, where: str) -> None:
 
     TensorFlow and Keras keep the array of a constant one as `value`.
     """
-    size = np.size(getattr(initializer, "value", 0))
+    require_few(
+        np.size(getattr(initializer, "value", 0)),
+        "an initializer",
+        where,
+        "Assign them to the table when the layer is built, as with "
+        "load_tables; weights and checkpoints are saved without configs.",
+    )
+
+
+def require_few(size: int, holder: str, where: str, instead: str) -> None:
+    """Raises a NotImplementedError for numbers that a config can't hold.
+
+    `holder` has `size` numbers; `instead` ends the error.
+    """
     if size > _MOST_NUMBERS:
         raise NotImplementedError(
             f"{where}: a layer's config holds at most {_MOST_NUMBERS:,} "
-            f"numbers of an initializer, and this one has {size:,}. Assign "
-            "them to the table when the layer is built, as with load_tables; "
-            "weights and checkpoints are saved without configs."
+            f"numbers of {holder}, and this one has {size:,}. {instead}"
         )
 
 

@@ -2,15 +2,19 @@
 
 A `FeatureConfig` with `hashing=...` computes rows from ids. `Hash` gives each
 id one row, possibly shared with others. `QuotientRemainder` and `Multiplex`
-give each id several rows, so that few ids share all of them.
+give each id several rows, so that few ids share all of them. `PrefixNGrams`
+gives ids of similar items some rows in common.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from tfrs_embed.compat.arguments import (
     as_int,
@@ -143,10 +147,9 @@ class QuotientRemainder:
                 f"{where}: salt={self.salt} is for hashed=True. Without a hash "
                 "an id has its own quotient and remainder."
             )
-        if isinstance(self.padding_value, str) and not self.hashed:
-            raise TypeError(
-                f"{where}: padding_value={self.padding_value!r} is a string, "
-                "but ids are integers without hashed=True."
+        if not self.hashed:
+            _require_integer_padding(
+                self.padding_value, where, " without hashed=True"
             )
 
 
@@ -225,8 +228,86 @@ class Multiplex:
         object.__setattr__(self, "salts", salts)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrefixNGrams:
+    """Gives each id a row for each prefix of its item's code.
+
+    A code, or semantic id, is a short list of integers made of an item's
+    content, from coarse to fine, such as the numbers of its nested clusters:
+    similar items begin alike (Rajput et al. 2023, "Recommender Systems with
+    Generative Retrieval"; Singh et al. 2023, "Better Generalization with
+    Semantic IDs"). With a row for each prefix (Zheng et al. 2025, "Enhancing
+    Embedding Representation Stability in Recommendation Systems with Semantic
+    ID") items share what their common prefixes learn, so an item without a
+    training example begins with the vector of its kind.
+
+    Rows are exact: no two prefixes share one. Prefixes are numbered from row 0
+    in the order in which `codes` has them, item after item and from short to
+    long. Codes of new items at the end of `codes` leave the rows of the others
+    as they are. Items of one code have one vector. For fewer rows give fewer
+    levels: `codes[:, :2]`.
+
+    Example:
+        >>> codes = [[0, 3], [0, 4], [1, 3], [0, 3]]
+        >>> hashing = tfrs_embed.PrefixNGrams(codes)
+        >>> hashing.rows.tolist()
+        [[0, 1], [0, 2], [3, 4], [0, 1]]
+        >>> table = tfrs_embed.TableConfig("movies", 5, 16)
+        >>> feature = tfrs_embed.FeatureConfig("movie", table, hashing=hashing)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(feature, "adagrad")
+        >>> layer(tf.constant([2, 0])).shape
+        TensorShape([2, 16])
+
+    Attributes:
+        codes: the code of item i at [i], integers of at least 0,
+            [items, levels]; ids are 0 to items - 1. Kept as a read-only array.
+        operation: how the vectors of a code's prefixes become one: "add", their
+            sum; "concat", one after the other, from short to long, so levels
+            times as wide as the table. The table's combiner then combines a
+            sample's ids.
+        padding_value: see `Hash`; an integer.
+
+    Raises:
+        ValueError: `codes` has another shape or a negative number, or
+            `operation` is unknown.
+        TypeError: `codes` has no integers, or `padding_value` is none.
+    """
+
+    codes: Any = dataclasses.field(repr=False)
+    operation: Literal["add", "concat"] = "add"
+    padding_value: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "PrefixNGrams"
+        convert_fields(self, where, codes=_codes, padding_value=padding)
+        choice(self.operation, ("add", "concat"), f"{where}: operation")
+        _require_integer_padding(self.padding_value, where, "")
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """The rows of each item's prefixes, [items, levels] int64."""
+        items, levels = self.codes.shape
+        prefix = np.zeros(items, np.int64)
+        prefixes = []
+        for level in range(levels):
+            _, code = np.unique(self.codes[:, level], return_inverse=True)
+            _, prefix = np.unique(prefix * items + code, return_inverse=True)
+            prefixes.append(prefix * levels + level)
+        _, first, index = np.unique(
+            np.stack(prefixes, 1), return_index=True, return_inverse=True
+        )
+        # The rank of each prefix's first occurrence.
+        row = np.argsort(np.argsort(first))
+        return row[index].reshape(self.codes.shape)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of different prefixes of all codes."""
+        return int(self.rows.max()) + 1
+
+
 #: How a feature's ids become rows of its table.
-Hashing = Hash | QuotientRemainder | Multiplex
+Hashing = Hash | QuotientRemainder | Multiplex | PrefixNGrams
 
 KINDS = get_args(Hashing)
 
@@ -237,16 +318,17 @@ def lookups(hashing: Hashing) -> tuple[str, ...]:
         return ("remainder", "quotient")
     if isinstance(hashing, Multiplex):
         return tuple(f"chunk_{i}" for i in range(hashing.chunks))
+    if isinstance(hashing, PrefixNGrams):
+        return tuple(f"prefix_{i + 1}" for i in range(hashing.codes.shape[1]))
     return ("",)
 
 
 def width(hashing: Hashing | None, dim: int) -> int:
     """Returns the width of a feature's vectors, for a table of width `dim`."""
-    if isinstance(hashing, Multiplex):
-        return hashing.chunks * dim
-    if isinstance(hashing, QuotientRemainder):
-        return dim * (2 if hashing.operation == "concat" else 1)
-    return dim
+    if hashing is None:
+        return dim
+    side_by_side = getattr(hashing, "operation", "concat") == "concat"
+    return dim * (len(lookups(hashing)) if side_by_side else 1)
 
 
 def multiplies(hashing: Hashing | None) -> bool:
@@ -256,32 +338,35 @@ def multiplies(hashing: Hashing | None) -> bool:
     )
 
 
-def takes_any_id(hashing: Hashing) -> bool:
-    """Whether every integer and every string is an id."""
-    return not isinstance(hashing, QuotientRemainder) or hashing.hashed
+def num_ids(hashing: Hashing | None, rows: int) -> int | None:
+    """Returns the number of ids, from 0; None: integers and strings are ids.
+
+    `rows` is the table's number of rows.
+    """
+    if hashing is None:
+        return rows
+    if isinstance(hashing, QuotientRemainder):
+        return None if hashing.hashed else hashing.num_categories
+    return len(hashing.codes) if isinstance(hashing, PrefixNGrams) else None
 
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
-    """Returns the number of remainders; a ValueError if rows are too few."""
-    count, collisions = hashing.num_categories, hashing.num_collisions
+    """Returns the number of remainders: the smallest with which rows fit.
+
+    If none does, the one with the fewest rows.
+    """
+    if hashing.num_collisions is not None:
+        return hashing.num_collisions
+    count = hashing.num_categories
 
     def needed(collisions: int) -> int:
         return collisions + -(-count // collisions)
 
-    if collisions is None:
-        # The number of rows is least about the square root.
-        middle = math.isqrt(count)
-        best = min(middle, middle + 1, key=needed)
-        smaller = range(-(-count // rows), best)
-        collisions = next((m for m in smaller if needed(m) <= rows), best)
-    need = needed(collisions)
-    if need > rows:
-        raise ValueError(
-            f"QuotientRemainder needs at least {need} rows, {collisions} for "
-            f"remainders and {need - collisions} for quotients of {count} "
-            f"categories; the table has {rows}."
-        )
-    return collisions
+    # The number of rows is least about the square root.
+    middle = math.isqrt(count)
+    best = min(middle, middle + 1, key=needed)
+    smaller = range(-(-count // rows), best)
+    return next((m for m in smaller if needed(m) <= rows), best)
 
 
 def check(hashing: Any, rows: int, where: str) -> None:
@@ -289,17 +374,55 @@ def check(hashing: Any, rows: int, where: str) -> None:
     if not isinstance(hashing, KINDS):
         raise TypeError(
             f"{where}: hashing must be a Hash, a QuotientRemainder, a "
-            f"Multiplex or None, got {hashing!r}."
+            f"Multiplex, a PrefixNGrams or None, got {hashing!r}."
         )
     if isinstance(hashing, QuotientRemainder):
-        try:
-            num_collisions(hashing, rows)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    elif (hashing.buckets or 0) > rows:
+        remainders = num_collisions(hashing, rows)
+        quotients = -(-hashing.num_categories // remainders)
+        need = remainders + quotients
+        reason = f"{remainders} for remainders and {quotients} for quotients "
+        reason += f"of {hashing.num_categories} categories"
+    elif isinstance(hashing, PrefixNGrams):
+        need, reason = hashing.num_rows, "one for each prefix of its codes"
+    else:
+        need, reason = hashing.buckets or 0, "one for each of its buckets"
+    if need > rows:
         raise ValueError(
-            f"{where}: {type(hashing).__name__} has buckets="
-            f"{hashing.buckets}, but the table has {rows} rows."
+            f"{where}: {type(hashing).__name__} needs at least {need} rows, "
+            f"{reason}; the table has {rows}."
+        )
+
+
+def _codes(value: Any, what: str) -> np.ndarray:
+    """Returns a copy of codes as int64 that nobody can write to."""
+    try:
+        given = np.asarray(value)
+    except ValueError:  # NumPy's own words are of inhomogeneous shapes.
+        raise ValueError(f"{what} must be of one length.") from None
+    if given.ndim != 2 or not given.size:
+        raise ValueError(
+            f"{what} must be [items, levels] with at least one of each, got "
+            f"the shape {list(given.shape)}."
+        )
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, got {given.dtype.name}.")
+    wrong = (given < 0) | (given > _MOST)
+    if wrong.any():
+        item, level = np.argwhere(wrong)[0].tolist()
+        raise ValueError(
+            f"{what} must be from 0 to 2^63 - 1, got "
+            f"{given[item, level]} for item {item} at level {level}."
+        )
+    codes = np.array(given, np.int64)
+    codes.setflags(write=False)
+    return codes
+
+
+def _require_integer_padding(value: Any, where: str, when: str) -> None:
+    if isinstance(value, str):
+        raise TypeError(
+            f"{where}: padding_value={value!r} is a string, but ids are "
+            f"integers{when}."
         )
 
 

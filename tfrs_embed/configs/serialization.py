@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat import keras_configs, keras_versions
@@ -125,6 +126,8 @@ def to_config(value: Any) -> Any:
     """Returns a declaration, or its field, as JSON-able."""
     if isinstance(value, tf.DType):
         return value.name
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, tuple):
         return [to_config(each) for each in value]
     if dataclasses.is_dataclass(value):
@@ -238,6 +241,12 @@ def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
     source = feature.source
     stored: dict[str, Any] = {"table": table}
     if isinstance(source, FeatureConfig):
+        keras_configs.require_few(
+            np.size(getattr(source.hashing, "codes", 0)),
+            "a PrefixNGrams",
+            str(feature),
+            "Save weights or checkpoints, which are saved without configs.",
+        )
         return _fields_to_config("own", source, _names(FeatureConfig), stored)
     stored["output_shape"] = feature.output_shape
     return _fields_to_config("tpu", source, _OF_TPU_FEATURE, stored)

@@ -227,8 +227,9 @@ class FeatureConfig:
             max_sequence_length, embedding_dim]` sequence, zero padded, cut at
             that length. Its Keras mask marks positions with an id.
         hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, which turns
-            ids of any range, or strings, into rows of a smaller table. None: an
-            id is its row's number.
+            ids of any range, or strings, into rows of a smaller table; or
+            `PrefixNGrams`, which turns ids into the rows of their items' codes.
+            None: an id is its row's number.
         combiner: "table": the table's combiner makes one vector of a row of
             ragged or sparse ids. None: each id has a vector of its own. Ragged
             and sparse ids then give a RaggedTensor `[batch, None,
@@ -437,6 +438,14 @@ class FeatureSpec:
         """The id that stands for none, or None."""
         given = self.source if self.hashing is None else self.hashing
         return getattr(given, "padding_value", None)
+
+    @property
+    def num_ids(self) -> int | None:
+        """The number of ids, from 0; None: integers and strings are ids.
+
+        Of a table with keys, the number of rows, which says nothing of its ids.
+        """
+        return hashings.num_ids(self.hashing, self.table.vocabulary_size)
 
     @property
     def id_dtype(self) -> tf.DType:

@@ -161,6 +161,7 @@ class CompiledOperations(Stock):
             clip_lows=[u.options.limits[0] for u in updates],
             clip_highs=[u.options.limits[1] for u in updates],
             row_norms=[u.options.row_clipnorm or math.inf for u in updates],
+            max_norms=[u.options.max_norm or 0.0 for u in updates],
             mark=marked[0].mark if marked else tf.constant(0, tf.uint8),
             marked=[u.marks is not None for u in updates],
             step=tf.convert_to_tensor(updates[0].step, tf.int64),
@@ -431,9 +432,10 @@ def _shapes_of_vectors(
 
 def _has_kernel(table_update: TableUpdate) -> bool:
     """Whether the kernels can do an update."""
-    # Kernels would round decayed rows of two bytes twice.
+    # Kernels would round rows of two bytes twice.
+    twice = table_update.decay is not None or table_update.options.max_norm
     wide = table_update.parameters.dtype == tf.float32
-    return has_rule(table_update.rule) and (table_update.decay is None or wide)
+    return has_rule(table_update.rule) and (wide or not twice)
 
 
 def _pack(bags: Sequence[BaggedIds]) -> list[tf.Tensor]:

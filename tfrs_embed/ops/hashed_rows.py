@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
-from tfrs_embed.configs.hashing import Hash, QuotientRemainder
+from tfrs_embed.configs.hashing import Hash, PrefixNGrams, QuotientRemainder
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.checks import Checks, first, message
@@ -33,13 +33,12 @@ def parts(
     ):
         return [parsed]
     absent = padding(feature, parsed.ids)
-    takes_any_id = hashing is not None and hashings.takes_any_id(hashing)
-    if not takes_any_id:
+    if feature.num_ids is not None:
         absent = _out_of_range(feature, parsed.ids, absent, required, checks)
     made = rows(feature, parsed.ids, absent, training)
     # Hashing makes no other -1.
     may_be_absent = feature.padding_value is not None or (
-        not required and not takes_any_id
+        not required and feature.num_ids is not None
     )
     parsed = dataclasses.replace(
         parsed, may_be_absent=may_be_absent, are_rows=True
@@ -102,6 +101,12 @@ def rows(
         else:
             category = tf.cast(ids, tf.int64)
         made = [category % collisions, collisions + category // collisions]
+    elif isinstance(hashing, PrefixNGrams):
+        # Other ids become absent, but a CPU's gather would fail at them.
+        items = len(hashing.codes) - 1
+        known = tf.clip_by_value(tf.cast(ids, tf.int64), 0, items)
+        found = tf.gather(tf.constant(hashing.rows), known)
+        made = tf.unstack(found, hashing.codes.shape[1], -1)
     elif isinstance(hashing, Hash):
         made = hash_ids(hashing.buckets or size, hashing.salt)
     else:
@@ -142,13 +147,17 @@ def _out_of_range(
     checks: Checks,
 ) -> tf.Tensor:
     """Returns which ids are absent: padding, or not a category or a row."""
-    hashing, count = feature.hashing, feature.table.vocabulary_size
-    allowed = f"the table has {count} rows, valid ids are 0 to {count - 1} and "
-    allowed += f"padding_value={feature.padding_value}."
+    hashing, count = feature.hashing, feature.num_ids
+    assert count is not None
+    allowed = f"valid ids are 0 to {count - 1}"
     if isinstance(hashing, QuotientRemainder):
-        count = hashing.num_categories
-        allowed = f"its QuotientRemainder has num_categories={count}, valid "
-        allowed += f"ids are 0 to {count - 1}. With hashed=True any are."
+        allowed = f"its QuotientRemainder has num_categories={count}, {allowed}"
+        allowed += ". With hashed=True any are."
+    elif isinstance(hashing, PrefixNGrams):
+        allowed = f"its PrefixNGrams has codes of {count} items, {allowed}."
+    else:
+        allowed = f"the table has {count} rows, {allowed} and "
+        allowed += f"padding_value={feature.padding_value}."
     inside = valid(ids, count)
     wrong = tf.logical_not(inside)
     if absent is not None:

@@ -245,25 +245,22 @@ def as_integers(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
     Raises:
         TypeError: the ids are of another dtype.
     """
-    dtype, hashing, size = ids.dtype, feature.hashing, 0
-    any_id = hashing is not None and hashings.takes_any_id(hashing)
-    if dtype.is_integer or (any_id and dtype == tf.string):
+    dtype, hashing, size = ids.dtype, feature.hashing, feature.num_ids or 0
+    if dtype.is_integer or (not size and dtype == tf.string):
         return ids
     if dtype == tf.string:
         hint = (
-            "hashed=True takes any."
-            if hashing
-            else "FeatureConfig(hashing=...) takes any, as does a table with "
+            "FeatureConfig(hashing=...) takes any, as does a table with "
             "DynamicKeys(dtype='string')."
         )
+        if isinstance(hashing, hashings.PrefixNGrams):
+            hint = "PrefixNGrams takes the places of items in its codes."
+        elif hashing is not None:
+            hint = "hashed=True takes any."
         raise TypeError(f"{feature}: ids must be integers, got string. {hint}")
     text = f"{feature}: ids must be integers, got {dtype.name}."
-    if any_id:
+    if not size:
         text = text.replace("integers", "integers or strings")
-    elif isinstance(hashing, hashings.QuotientRemainder):
-        size = hashing.num_categories
-    else:
-        size = feature.table.vocabulary_size
     largest = _WHOLE.get(dtype, 0)
     if not 0 < size <= largest:
         if dtype == tf.bool:

@@ -69,8 +69,8 @@ class TableUpdate(NamedTuple):
         contributions: the contributions to its rows' gradients.
         step: the number of earlier updates, a scalar int64.
         rounding: the rounding of new rows that aren't float32.
-        options: clipping and decay before the rule; norms over many rows are
-            clipped earlier.
+        options: clipping and decay before the rule, limits after it; norms
+            over many rows are clipped earlier.
         decay: each row's loss, a share as scalar float32; None: none.
         marks: marks the rows; None: nobody asks which have changed.
     """
@@ -103,8 +103,10 @@ class TableUpdate(NamedTuple):
         if self.decay is not None:
             rows -= self.decay * rows
         gradients = self.options.clip_rows(gradients)
-        rows, slots = self.rule.update(self.rate, gradients, rows, slots)
-        return {PARAMETERS: rows, **slots}
+        rows, slots = self.rule.update(
+            self.rate, gradients, rows, slots, tf.convert_to_tensor(self.step)
+        )
+        return {PARAMETERS: self.options.limit_rows(rows), **slots}
 
 
 def alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:

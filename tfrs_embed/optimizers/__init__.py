@@ -2,9 +2,10 @@
 
 `declared` has the optimizers that this package adds to TensorFlow's and
 Keras's, `rules` the formulas: a new rule is a class there. `options` clips
-gradients and decays rows before a rule, `learning_rate` changes between steps,
-`conversion` takes users' optimizers. `following` copies a model's rate to
-tables, and `missing_settings` warns of the model's settings that tables lack.
+gradients and decays rows before a rule and limits their norms after it,
+`learning_rate` changes between steps, `conversion` takes users' optimizers.
+`following` copies a model's rate to tables, and `missing_settings` warns of the
+model's settings that tables lack.
 
 Example:
     >>> table = tfrs_embed.TableConfig(
@@ -14,7 +15,16 @@ Example:
     0.01
 """
 
-from tfrs_embed.optimizers.declared import Regularized, RowWiseAdagrad
+from tfrs_embed.optimizers.declared import (
+    Regularized,
+    RowWiseAdagrad,
+    RowWiseAdam,
+)
 from tfrs_embed.optimizers.following import FollowLearningRate
 
-__all__ = ["FollowLearningRate", "Regularized", "RowWiseAdagrad"]
+__all__ = [
+    "FollowLearningRate",
+    "Regularized",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+]

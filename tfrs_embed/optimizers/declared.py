@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from tfrs_embed.compat.arguments import convert_fields, number
+from tfrs_embed.compat.arguments import convert_fields, number, share
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
@@ -22,12 +22,13 @@ OptimizerName = Literal[
     "ftrl",
     "rmsprop",
     "row_wise_adagrad",
+    "row_wise_adam",
 ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regularized:
-    """An optimizer of tables with clipped gradients, or rows that decay.
+    """An optimizer of tables with limits of gradients and rows, or decay.
 
     An update of a row w with gradient g, summed over the global batch, begins
     with these steps. At most one of the first four is given:
@@ -39,17 +40,25 @@ class Regularized:
                          share the optimizer in this layer))
         weight_decay:    w -= learning_rate * weight_decay * w
 
+    It ends, after the optimizer's own step, with
+
+        max_norm:        w *= c / max(c, norm(w))
+
     With gradient_accumulation_steps = n, g is the mean of the gradients of n
     steps, and each n-th step makes one update, as with Keras 3's optimizers:
     the learning rate, its schedule and the rule count updates, `layer.step`
     counts steps. Checkpoints don't hold the gradients of the steps since the
     last update. Tables with `DynamicKeys` have none.
 
-    Norms are L2 norms over the rows that the step looked up, and only these
-    rows decay. Decay uses the learning rate without Adam's bias correction.
-    `clipvalue`, `clipnorm`, `global_clipnorm` and `weight_decay` have the
-    formulas of Keras's optimizers; a Keras optimizer with such settings needs
-    no `Regularized`.
+    Norms are L2 norms over the rows that the step looked up. Only these rows
+    decay, and only these are scaled to `max_norm`, whatever their gradients: a
+    row that was initialized with a larger norm keeps it until then. Decay uses
+    the learning rate without Adam's bias correction. `clipvalue`, `clipnorm`,
+    `global_clipnorm` and `weight_decay` have the formulas of Keras's
+    optimizers; a Keras optimizer with such settings needs no `Regularized`.
+    `max_norm` is FBGEMM's of `EXACT_ROWWISE_ADAGRAD`. Torch's
+    `Embedding(max_norm)` scales rows before a lookup, not after an update.
+    Tables cut into columns can't have `row_clipnorm` or `max_norm`.
 
     It is accepted wherever a table's optimizer is. TPUs don't have it.
 
@@ -76,6 +85,8 @@ class Regularized:
             share the optimizer.
         weight_decay: the share of a row, times the learning rate, that each of
             its updates removes.
+        max_norm: the largest norm of a row after an update. Rows of two bytes
+            may exceed it by their rounding.
         gradient_accumulation_steps: the number of steps that make one update.
 
     Raises:
@@ -91,6 +102,7 @@ class Regularized:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float | None = None
+    max_norm: float | None = None
     gradient_accumulation_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -171,3 +183,63 @@ class RowWiseAdagrad:
                 f"{name}: initial_accumulator_value or epsilon must be above "
                 "0, as a gradient of zeros would give 0 / 0."
             )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowWiseAdam:
+    """Adam with one second moment for each row of a table.
+
+    A table's slots are `momenta`, [vocabulary_size, embedding_dim], and
+    `velocities`, [vocabulary_size], both float32: about half of Adam's. For a
+    row w, its gradient g, summed over the global batch, its momentum m and its
+    velocity v, in the table's update number t, which begins at 1:
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * mean(g ** 2)  # Over the columns.
+        m_hat = m / (1 - beta_1 ** t)
+        v_hat = v / (1 - beta_2 ** t)
+        w -= learning_rate * m_hat / (sqrt(v_hat) + epsilon)
+
+    This is FBGEMM's `PARTIAL_ROWWISE_ADAM` (torchrec's `PartialRowWiseAdam`),
+    with its defaults, without weight decay, which `Regularized` adds. Rows
+    without a gradient keep their values and slots; t counts all updates of the
+    table's layer, not those of a row.
+
+    It is accepted wherever a table's optimizer is, as `RowWiseAdagrad` is.
+    Tables cut into columns and tables on TPUs can't have it. Take
+    `RowWiseAdagrad` where memory is scarce, which has no momenta, and Adam
+    where columns have gradients of very different sizes.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table),
+        ...     tfrs_embed.optimizers.RowWiseAdam(0.001),
+        ... )
+        >>> [movie] = layer.placement.tables
+        >>> movie.optimizer, movie.bytes
+        ('RowWiseAdam', 10320000)
+
+    Attributes:
+        learning_rate: see `RowWiseAdagrad`.
+        beta_1: the share of the momenta that an update keeps, at least 0 and
+            below 1.
+        beta_2: the share of the velocities that an update keeps, at least 0
+            and below 1.
+        epsilon: the term added to a velocity's root, above 0.
+
+    Raises:
+        ValueError: a value is out of its range or not finite.
+        TypeError: a value is of the wrong kind.
+    """
+
+    learning_rate: Any = 0.01
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        LearningRate.convert(self.learning_rate, name)
+        kept = functools.partial(share, whole=False)
+        convert_fields(self, name, beta_1=kept, beta_2=kept, epsilon=number)

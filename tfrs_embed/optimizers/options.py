@@ -1,7 +1,8 @@
-"""Clipping of gradients and decay of rows, beside any update rule.
+"""Clipping of gradients, decay and norms of rows, beside any update rule.
 
 The order is fixed: a row's gradient is summed over the global batch and
-clipped; the row decays; the rule updates it by the clipped gradient.
+clipped; the row decays; the rule updates it by the clipped gradient; the new
+row's norm is limited.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tfrs_embed.compat.arguments import finite, integer, number
 #: The names of the options that clip gradients; a table has one of them.
 CLIPS = ("clipvalue", "row_clipnorm", "clipnorm", "global_clipnorm")
 
+#: The names of the options that need all columns of a row.
+WHOLE_ROWS = ("row_clipnorm", "max_norm")
+
 _ACCUMULATION = "gradient_accumulation_steps"
 
 Limits = tuple[float | None, float | None]
@@ -24,7 +28,7 @@ Limits = tuple[float | None, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class UpdateOptions:
-    """Clipping and decay before an update rule; `Regularized` has the formulas.
+    """Changes before and after an update rule; `Regularized` has the formulas.
 
     `clipvalue` is a pair of limits here, one of which may be None.
     """
@@ -34,6 +38,7 @@ class UpdateOptions:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float = 0.0
+    max_norm: float | None = None
     gradient_accumulation_steps: int = 1
 
     @classmethod
@@ -97,18 +102,26 @@ class UpdateOptions:
             # tf.clip_by_value changes NaN on some devices.
             gradients = tf.where(gradients < low, low, gradients)
             return tf.where(gradients > high, high, gradients)
-        if self.row_clipnorm is not None:
-            squares = tf.reduce_sum(tf.square(gradients), 1, keepdims=True)
-            return gradients * factor(squares, self.row_clipnorm)
-        return gradients
+        return _limit_norms(gradients, self.row_clipnorm)
+
+    def limit_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Scales new rows, [rows, dim] float32, down to `max_norm`."""
+        return _limit_norms(rows, self.max_norm)
 
 
 NO_OPTIONS = UpdateOptions()
 
 
 def factor(squares: tf.Tensor, limit: float) -> tf.Tensor:
-    """Returns the factor that limits a gradient's norm, from its square."""
+    """Returns the factor that limits a norm, from the norm's square."""
     return limit / tf.maximum(tf.sqrt(squares), limit)
+
+
+def _limit_norms(rows: tf.Tensor, limit: float | None) -> tf.Tensor:
+    if limit is None:
+        return rows
+    squares = tf.reduce_sum(tf.square(rows), 1, keepdims=True)
+    return rows * factor(squares, limit)
 
 
 def _limits(value: Any, where: str) -> Limits:

@@ -16,15 +16,20 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tfrs_embed.optimizers import declared
 from tfrs_embed.optimizers.learning_rate import LearningRate
-from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
+from tfrs_embed.optimizers.options import (
+    NO_OPTIONS,
+    WHOLE_ROWS,
+    UpdateOptions,
+)
 
-Slots = dict[str, tf.Tensor]
+Tensor: TypeAlias = tf.Tensor
+Slots = dict[str, Tensor]
 
 _tpu = tf.tpu.experimental.embedding
 # A legacy Keras Adagrad adds epsilon to sqrt(a); with a >= 0.01, 1e-7 is within
@@ -87,7 +92,7 @@ class UpdateRule(abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         """Returns the new rows and slots, in the same shapes.
 
@@ -97,6 +102,7 @@ class UpdateRule(abc.ABC):
             w: the rows, [rows, dim] float32.
             slots: the rows' slots by name, each [rows, dim] float32, or [rows]
                 if by row.
+            step: the number of earlier updates, a scalar int64.
         """
 
     def loop_settings(self) -> list[float]:
@@ -136,7 +142,7 @@ class SGD(UpdateRule):
     keras = "SGD"
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         return w - rate * g, {}
 
@@ -159,7 +165,7 @@ class Adagrad(UpdateRule):
         return {"accumulators": Slot(self.initial_accumulator_value)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         a = slots["accumulators"] + tf.square(g)
         return w - rate * g * tf.math.rsqrt(a), {"accumulators": a}
@@ -205,7 +211,7 @@ class RowWiseAdagrad(UpdateRule):
         return {"accumulators": Slot(begin, by_row=True)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         a = slots["accumulators"] + tf.reduce_mean(tf.square(g), 1)
         scale = rate / (tf.sqrt(a) + self.epsilon)
@@ -213,6 +219,52 @@ class RowWiseAdagrad(UpdateRule):
 
     def loop_settings(self) -> list[float]:
         return [self.epsilon]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdam(UpdateRule):
+    """Lazy Adam with one second moment for each row, and bias correction.
+
+    Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", with the
+    mean of a row's squares as FBGEMM's PARTIAL_ROWWISE_ADAM has it, without its
+    weight decay. In update t, from 1:
+    m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) mean(g^2);
+    w -= rate m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon).
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    declared = declared.RowWiseAdam
+    loop = 9
+
+    def slots(self) -> dict[str, Slot]:
+        return {"momenta": Slot(0.0), "velocities": Slot(0.0, by_row=True)}
+
+    def update(
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
+    ) -> tuple[tf.Tensor, Slots]:
+        m = self.beta_1 * slots["momenta"] + (1.0 - self.beta_1) * g
+        v = self.beta_2 * slots["velocities"]
+        v += (1.0 - self.beta_2) * tf.reduce_mean(tf.square(g), 1)
+        root = tf.sqrt(v * _unbias(self.beta_2, step))
+        scale = rate * _unbias(self.beta_1, step) / (root + self.epsilon)
+        return w - scale[:, None] * m, {"momenta": m, "velocities": v}
+
+    def loop_settings(self) -> list[float]:
+        betas = self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2
+        return [*betas, self.epsilon]
+
+
+def _unbias(beta: float, step: Tensor) -> Tensor:
+    """Returns 1 / (1 - beta^t) for update t, which follows `step` updates.
+
+    In float32 the difference would have few correct digits.
+    """
+    number = tf.cast(step, tf.float64) + 1.0
+    power = tf.pow(tf.constant(beta, tf.float64), number)
+    return tf.cast(1.0 / (1.0 - power), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +293,7 @@ class AdagradMomentum(UpdateRule):
         return {"accumulators": Slot(0.0), "momenta": Slot(0.0)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         a, m = slots["accumulators"], slots["momenta"]
         if self.beta2 == 1.0:
@@ -288,7 +340,7 @@ class Adam(UpdateRule):
         return {"momenta": Slot(0.0), "velocities": Slot(0.0)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         m = self.beta_1 * slots["momenta"] + (1.0 - self.beta_1) * g
         v = self.beta_2 * slots["velocities"]
@@ -359,7 +411,7 @@ class FTRL(UpdateRule):
         }
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         l1 = self.l1_regularization_strength
         l2 = self.l2_regularization_strength
@@ -406,7 +458,7 @@ class Momentum(UpdateRule):
         return {"momenta": Slot(0.0)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         m = self.momentum * slots["momenta"] - rate * g
         step = self.momentum * m - rate * g if self.nesterov else m
@@ -435,7 +487,7 @@ class RMSprop(UpdateRule):
         return {"velocities": Slot(0.0)}
 
     def update(
-        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+        self, rate: Tensor, g: Tensor, w: Tensor, slots: Slots, step: Tensor
     ) -> tuple[tf.Tensor, Slots]:
         v = self.rho * slots["velocities"] + (1.0 - self.rho) * tf.square(g)
         step = rate * g * tf.math.rsqrt(v + self.epsilon)
@@ -467,19 +519,20 @@ RULES: tuple[type[UpdateRule], ...] = (
     Momentum,
     RMSprop,
     RowWiseAdagrad,
+    RowWiseAdam,
 )
 
 
 # Slots refuse attributes that would have no effect, such as `lr`.
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class TableOptimizer:
-    """An update rule with its learning rate, clipping and weight decay.
+    """An update rule with its learning rate and options.
 
     Attributes:
         rule: the update rule.
         rate: the learning rate.
         source: the user's optimizer.
-        options: clipping and decay before the rule.
+        options: clipping and decay before the rule, limits after it.
     """
 
     rule: UpdateRule
@@ -493,7 +546,7 @@ class TableOptimizer:
         """The name of the rule or option that needs whole rows, or None."""
         if any(slot.by_row for slot in self.rule.slots().values()):
             return self.rule.name
-        return None if self.options.row_clipnorm is None else "row_clipnorm"
+        return next((n for n in WHOLE_ROWS if n in self.options.given()), None)
 
     def decay(self, step: tf.Tensor) -> tf.Tensor | None:
         """Returns each row's loss after `step` updates, float32, or None.

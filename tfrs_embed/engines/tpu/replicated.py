@@ -90,6 +90,7 @@ class ReplicatedEngine(TPUEngine):
                 optimizer.options.clip_rows(total),
                 table,
                 old,
+                tf.convert_to_tensor(self._step),
             )
             used = uses[:, None] > 0.0
             for key, value in {PARAMETERS: new_table, **new}.items():

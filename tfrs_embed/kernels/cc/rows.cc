@@ -759,6 +759,20 @@ TFRS_INLINE void ApplyRule(const TfrsTable& t, int64_t row,
       }
       return;
     }
+    case kRowWiseAdam: {
+      const float beta1 = s[0], rest1 = s[1], beta2 = s[2], rest2 = s[3],
+                  epsilon = s[4];
+      float* __restrict m = t.slots[0] + row * dim;
+      float* v = t.slots[1] + row;
+      *v = beta2 * *v + rest2 * (SumSquares(g, dim) / dim);
+      const float root = sqrtf(*v * t.unbias[1]);
+      const float scale = rate * t.unbias[0] / (root + epsilon);
+      for (int64_t j = 0; j < dim; ++j) {
+        m[j] = beta1 * m[j] + rest1 * g[j];
+        w[j] = round(Widen(w[j]) - scale * m[j], j);
+      }
+      return;
+    }
   }
 }
 
@@ -786,17 +800,19 @@ TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
 // Few tables have what follows. It stays out of the loops over rows, which are
 // compiled for each width.
 
+// The factor that limits the norm of numbers. A norm that is NaN makes it NaN.
+float NormFactor(const float* g, int64_t dim, float limit) {
+  const float norm = sqrtf(SumSquares(g, dim));
+  return limit / (norm < limit ? limit : norm);
+}
+
 // Writes a row's gradient after its table's clips to `clipped`, [dim], which may
 // be g.
 __attribute__((noinline)) void Clip(const TfrsTable& t, const float* g,
                                     float* clipped) {
   const float low = t.clip_low, high = t.clip_high;
   float scale = 1.0f;
-  if (t.row_norm < INFINITY) {
-    const float norm = sqrtf(SumSquares(g, t.dim));
-    // A norm that is NaN makes all of the gradient NaN.
-    scale = t.row_norm / (norm < t.row_norm ? t.row_norm : norm);
-  }
+  if (t.row_norm < INFINITY) scale = NormFactor(g, t.dim, t.row_norm);
   for (int64_t j = 0; j < t.dim; ++j) {
     const float above = g[j] < low ? low : g[j];
     clipped[j] = (above > high ? high : above) * scale;
@@ -808,6 +824,13 @@ __attribute__((noinline)) void Decay(const TfrsTable& t, int64_t row) {
   const float decay = t.decay;
   float* w = static_cast<float*>(t.parameters) + row * t.dim;
   for (int64_t j = 0; j < t.dim; ++j) w[j] -= decay * w[j];
+}
+
+// Scales a row of float32 down to its table's largest norm.
+__attribute__((noinline)) void LimitNorm(const TfrsTable& t, int64_t row) {
+  float* w = static_cast<float*>(t.parameters) + row * t.dim;
+  const float scale = NormFactor(w, t.dim, t.max_norm);
+  for (int64_t j = 0; j < t.dim; ++j) w[j] *= scale;
 }
 
 // Updates a row by its gradient, g; `sum` is memory for a gradient, or g.
@@ -828,6 +851,7 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* g,
                              [](float value, int64_t) TFRS_INLINED {
                                return value;
                              });
+      if (t.max_norm > 0) LimitNorm(t, row);
   }
 }
 
@@ -909,16 +933,23 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
   const int states = tfrs_states(t.rule);
   const int64_t row_bytes = dim * tfrs_size(t.type);
   const int64_t gradient_bytes = dim * tfrs_size(t.gradients);
-  // The width of the slots' rows.
-  const int64_t width = tfrs_by_row(t.rule) ? 1 : dim;
+  // The widths of the slots' rows; 0: the rule has no such slot.
+  auto width = [&](int slot) -> int64_t {
+    return slot + 1 >= states ? 0 : tfrs_by_row(t.rule, slot) ? 1 : dim;
+  };
+  const int64_t first_width = width(0), second_width = width(1);
   const uint32_t rows_ahead =
-      Ahead(kRowsAhead,
-            row_bytes + gradient_bytes + (states - 1) * width * sizeof(float));
+      Ahead(kRowsAhead, row_bytes + gradient_bytes +
+                            (first_width + second_width) * sizeof(float));
   auto prefetch = [&](const TfrsGradientRef& ref) TFRS_INLINED {
     PrefetchWrite(static_cast<char*>(t.parameters) + ref.row * row_bytes,
                   row_bytes);
-    if (states > 1) PrefetchWrite(t.slots[0] + ref.row * width, width);
-    if (states > 2) PrefetchWrite(t.slots[1] + ref.row * width, width);
+    if (states > 1) {
+      PrefetchWrite(t.slots[0] + ref.row * first_width, first_width);
+    }
+    if (states > 2) {
+      PrefetchWrite(t.slots[1] + ref.row * second_width, second_width);
+    }
     if (t.marks) PrefetchWrite(t.marks + ref.row, 1);
     PrefetchRead(static_cast<const char*>(ref.gradient), gradient_bytes);
   };

@@ -91,6 +91,7 @@ enum TfrsRule {
   kMomentum = 6,
   kRmsprop = 7,
   kRowWiseAdagrad = 8,
+  kRowWiseAdam = 9,
   kRules,  // The number of rules.
 };
 
@@ -103,7 +104,8 @@ static inline int tfrs_states(int rule) {
     case kRowWiseAdagrad: return 2;
     case kAdagradMomentum:
     case kAdam:
-    case kFtrl: return 3;
+    case kFtrl:
+    case kRowWiseAdam: return 3;
     default: return 1;
   }
 }
@@ -118,9 +120,11 @@ struct TfrsRounding {
   int64_t first_row, row_stride, first_column;
 };
 
-// Whether a rule's slots have one number for each row, and not one for each of
-// its columns.
-static inline bool tfrs_by_row(int rule) { return rule == kRowWiseAdagrad; }
+// Whether a rule's slot of a number, from 0, has one number for each row, and not
+// one for each of its columns.
+static inline bool tfrs_by_row(int rule, int slot) {
+  return rule == kRowWiseAdagrad || (rule == kRowWiseAdam && slot == 1);
+}
 
 // A table whose rows are updated. The rule's settings are, in this order:
 // AdagradMomentum: momentum, use_nesterov, -1 / exponent, beta2, the factor of
@@ -130,7 +134,8 @@ static inline bool tfrs_by_row(int rule) { return rule == kRowWiseAdagrad; }
 // FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate;
 // Momentum: momentum, use_nesterov;
 // RMSprop: rho, 1 - rho, epsilon;
-// RowWiseAdagrad: epsilon.
+// RowWiseAdagrad: epsilon;
+// RowWiseAdam: beta_1, 1 - beta_1, beta_2, 1 - beta_2, epsilon.
 struct TfrsTable {
   void* parameters;  // [rows, dim] of `type`.
   // As many as the rule has; each [rows, dim] or [rows].
@@ -141,6 +146,8 @@ struct TfrsTable {
   int32_t rule;       // TfrsRule
   float rate;
   float settings[6];
+  // The factors of RowWiseAdam's moments in update t, 1 / (1 - beta^t).
+  float unbias[2];
   TfrsRounding rounding;
   // Before the rule: each number of a row's gradient is clipped to the limits,
   // and its norm to row_norm, if it has clips; the row loses this share of
@@ -148,6 +155,8 @@ struct TfrsTable {
   int32_t clips;
   float clip_low, clip_high, row_norm;
   float decay;
+  // After the rule: the largest norm of a row, if it is float32; 0: none.
+  float max_norm;
   uint8_t* marks;  // [rows], or null: what changed rows are marked with,
   uint8_t mark;    // this mark.
 };

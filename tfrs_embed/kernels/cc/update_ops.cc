@@ -142,6 +142,7 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, each_table("clip_lows", &clip_lows_));
     OP_REQUIRES_OK(ctx, each_table("clip_highs", &clip_highs_));
     OP_REQUIRES_OK(ctx, each_table("row_norms", &row_norms_));
+    OP_REQUIRES_OK(ctx, each_table("max_norms", &max_norms_));
     OP_REQUIRES_OK(ctx, each_table("marked", &marked_));
     tensorflow::DataType gradients;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &gradients));
@@ -212,11 +213,21 @@ class UpdateOp : public OpKernel {
       table.rate = rates->flat<float>()(t);
       std::copy_n(settings_.begin() + kSettings * t, kSettings,
                   table.settings);
+      if (table.rule == kRowWiseAdam) {
+        // 1 - beta^t of update t, by 1 - beta: beta in float32 has few of its
+        // digits.
+        for (int moment = 0; moment < 2; ++moment) {
+          const double rest = table.settings[2 * moment + 1];
+          table.unbias[moment] =
+              -1 / std::expm1((step + 1.0) * std::log1p(-rest));
+        }
+      }
       table.clip_low = clip_lows_[t];
       table.clip_high = clip_highs_[t];
       table.row_norm = row_norms_[t];
       table.clips = table.clip_low > -INFINITY || table.clip_high < INFINITY ||
                     table.row_norm < INFINITY;
+      table.max_norm = max_norms_[t];
       if (decaying) table.decay = decays->flat<float>()(t);
       const int states = tfrs_states(rules_[t]);
       for (int k = 0; k < states; ++k, ++v) {
@@ -229,7 +240,7 @@ class UpdateOp : public OpKernel {
           return InvalidArgument("table ", t, " must be of rank 2");
         }
         const int64_t dim =
-            k > 0 && tfrs_by_row(rules_[t]) ? kByRow : table_shape.dim;
+            k > 0 && tfrs_by_row(rules_[t], k - 1) ? kByRow : table_shape.dim;
         if (shape.rows != table_shape.rows || shape.dim != dim) {
           return InvalidArgument("table ", t, ": a slot's shape differs");
         }
@@ -255,6 +266,10 @@ class UpdateOp : public OpKernel {
       if (table.decay != 0 && table.type != kFloat32) {
         return InvalidArgument("table ", t, ": only rows of float32 can decay");
       }
+      if (table.max_norm > 0 && table.type != kFloat32) {
+        return InvalidArgument("table ", t,
+                               ": only rows of float32 can have a max_norm");
+      }
       const uint64_t seed = seeds_[t];
       table.rounding = {stochastic_[t], tfrs_mix(tfrs_mix(seed) ^ number),
                         first_rows_[t], row_strides_[t], first_columns_[t]};
@@ -270,7 +285,8 @@ class UpdateOp : public OpKernel {
   int32_t gradients_;  // TfrsType
   std::vector<bool> stochastic_, marked_;
   std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
-  std::vector<float> settings_, clip_lows_, clip_highs_, row_norms_;
+  std::vector<float> settings_, clip_lows_, clip_highs_, row_norms_,
+      max_norms_;
   Variables::Cache cache_;
 };
 
@@ -308,6 +324,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Attr("clip_lows: list(float)")
     .Attr("clip_highs: list(float)")
     .Attr("row_norms: list(float)")
+    .Attr("max_norms: list(float)")
     .Attr("marked: list(bool)")
     .Attr("stochastic: list(bool)")
     .Attr("seeds: list(int)")

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import hashing as hashings
-from tfrs_embed.configs.hashing import QuotientRemainder
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.ops import hashed_rows
 
@@ -256,26 +255,20 @@ def _rows(bags: Bags, feature: FeatureSpec) -> list[Bags]:
 def _check(
     values: np.ndarray, feature: FeatureSpec, where: str, in_range: bool
 ) -> None:
-    table, hashing = feature.table, feature.hashing
-    any_id = hashing is not None and hashings.takes_any_id(hashing)
+    table, count = feature.table, feature.num_ids
     of_strings = table.keys is not None and table.keys.dtype == tf.string
     integers = values.dtype.kind in "iu"
     strings = values.dtype.kind in "SUO" and all(
         isinstance(each, (str, bytes)) for each in values.flat
     )
-    if not (strings if of_strings else integers or (any_id and strings)):
-        wanted = "integers or strings" if any_id else "integers"
+    if not (strings if of_strings else integers or (count is None and strings)):
+        wanted = "integers or strings" if count is None else "integers"
         raise TypeError(
             f"{where}: ids must be {'strings' if of_strings else wanted}, got "
             f"{values.dtype}."
         )
-    if table.keys is not None or any_id or not in_range:
+    if table.keys is not None or count is None or not in_range:
         return
-    count = (
-        hashing.num_categories
-        if isinstance(hashing, QuotientRemainder)
-        else table.vocabulary_size
-    )
     outside = (values < 0) | (values >= count)
     if feature.padding_value is not None:
         outside &= values != feature.padding_value

@@ -189,6 +189,7 @@ def _apply(
                 tf.gather(change.gradients, own),
                 before.pop(PARAMETERS),
                 before,
+                tf.constant(0, tf.int64),  # No rule of TPUs counts updates.
             )
             after = {PARAMETERS: parameters, **slots}
             updated.append(
