@@ -21,7 +21,7 @@ from process_tiers import on
 from tfrs_embed import FeatureConfig, FileStorage, TableConfig, kernels
 from tfrs_embed.configs.parsing import parse
 from tfrs_embed.configs.placement import assign
-from tfrs_embed.storage.mapped_files import TableFiles
+from tfrs_embed.storage.mapped_files import TableFiles, pages_in_memory
 from training_helpers import files_in
 
 pytestmark = [pytest.mark.usefixtures("needs_kernels")]
@@ -466,20 +466,20 @@ def test_statistics_tell_which_pages_are_in_memory(tmp_path, strategy):
     ids = np.array([0, per_page, ROWS - 1])
     batches = [tf.constant(ids[[0, 0, 1]]), tf.constant(ids[[0, 2]])]
     state = layer.tables["t"]
-    assert state.pages_in_memory(ids) == (6, 6)
-    assert state.pages_in_memory(ids[:0]) == (0, 0)
+    assert pages_in_memory(state, ids) == (6, 6)
+    assert pages_in_memory(state, ids[:0]) == (0, 0)
     lookups = layer.statistics(batches=batches)["t"].lookups
     assert lookups.in_memory_share == 1
     drop_pages(tmp_path)
-    pages, here = state.pages_in_memory(ids)
+    pages, here = pages_in_memory(state, ids)
     if here:
         pytest.skip("The file system keeps pages in memory.")
     assert pages == 6
     layer(tf.constant(ids[:1]))  # Without slots.
-    assert state.pages_in_memory(ids) == (6, 1)
+    assert pages_in_memory(state, ids) == (6, 1)
     lookups = layer.statistics(batches=batches)["t"].lookups
     assert lookups.in_memory_share == 2 / 8
-    assert state.pages_in_memory(ids)[1] > 1  # Statistics read rows.
+    assert pages_in_memory(state, ids)[1] > 1  # Statistics read rows.
     plain = make_layer(None).statistics(batches=batches)["t"].lookups
     assert plain.in_memory_share is None
 
@@ -492,7 +492,7 @@ def test_statistics_tell_what_disks_do(tmp_path, strategy):
     monitor = tfrs_embed.monitoring.TableMonitor(layer)
     assert monitor.measure(step=5).disk.steps == 5
     drop_pages(tmp_path)
-    _, here = layer.tables["t"].pages_in_memory(np.arange(ROWS))
+    _, here = pages_in_memory(layer.tables["t"], np.arange(ROWS))
     if here:
         pytest.skip("The file system keeps pages in memory.")
     monitor.measure(step=6)  # Its own reading is not counted.

@@ -33,7 +33,7 @@ class Moments:
     def __init__(self) -> None:
         self.tracking = False
         self._stores: list[Any] = []
-        self._waiting: list[Callable[[], None]] = []
+        self._watching: list[Callable[[], None]] = []
         self.present = 1
         # The last moment of each mark; the present one has no end.
         self._ends = [0]
@@ -44,12 +44,14 @@ class Moments:
         if self.tracking:
             store.track()
 
-    def when_tracking(self, begin: Callable[[], None]) -> None:
-        """Calls a function as soon as changes are tracked."""
+    def watch(self, note: Callable[[], None]) -> None:
+        """Calls a function as soon as changes are tracked.
+
+        It is called again each time before a moment ends.
+        """
+        self._watching.append(note)
         if self.tracking:
-            begin()
-        else:
-            self._waiting.append(begin)
+            note()
 
     def track(self) -> None:
         """Begins to mark rows; a second call does nothing."""
@@ -57,11 +59,13 @@ class Moments:
             for store in self._stores:
                 store.track()
             self.tracking = True
-            for begin in self._waiting:
-                begin()
+            for note in self._watching:
+                note()
 
     def end(self) -> int:
         """Ends the present moment, and returns its number, at least 1."""
+        for note in self._watching:
+            note()
         self._ends.append(self.present)
         self.present += 1
         if len(self._ends) > _LAST_MARK:
@@ -196,11 +200,11 @@ class TrackedTable:
 
     def restored(self, prefix: str | None) -> None:
         """Begins to track anew, when a checkpoint `prefix` is restored."""
-        self.restored_from = prefix
         if self.is_tracked and self.sources:
             self.known_since = self.moment()
             for _, store in self.sources:
                 store.marks.clear(self.spec.name)
+        self.restored_from = prefix
 
     def assigned(self) -> None:
         """Notes that all rows may have changed."""

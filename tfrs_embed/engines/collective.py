@@ -174,13 +174,11 @@ class CollectiveEngine(Engine, JointEngine):
 
             parts = self._parts(table)
             exchange = Exchange(self._replicas, parts, table.name)
-        state.hold(
-            [
-                (part, shard.store)
-                for part, shard in (held[:1] if self._copied else held)
-            ],
-            exchange,
-        )
+        state.exchange = exchange
+        state.sources = [
+            (part, shard.store)
+            for part, shard in (held[:1] if self._copied else held)
+        ]
         slots = state.rule_slots.items()
         rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():

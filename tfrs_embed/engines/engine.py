@@ -276,10 +276,16 @@ def _make_state(
     strategy: tf.distribute.Strategy,
     moments: Moments | None,
 ) -> TableState:
-    """Makes the state of a table."""
+    """Makes the state of a table.
+
+    Raises:
+        ValueError: the initializer can't make the row of a single key.
+    """
     if spec.keys is None:
         return TableState(spec, optimizer, strategy, moments)
     # Imported here, as few tables have keys.
+    from tfrs_embed.storage import initial_key_values
     from tfrs_embed.storage.dynamic_table import DynamicTable
 
+    initial_key_values.maker(spec)  # For its errors, before it is built.
     return DynamicTable(spec, optimizer, strategy, moments)

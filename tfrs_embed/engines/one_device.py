@@ -51,7 +51,7 @@ class OneDeviceEngine(Engine):
             if self._expose_keys(state, [store], self.step):
                 continue
             whole = Part(range(state.spec.vocabulary_size))
-            state.hold([(whole, store)])
+            state.sources = [(whole, store)]
             variables = store.variables(name)
             self._fill(state.spec, variables[PARAMETERS])
             for key, variable in variables.items():

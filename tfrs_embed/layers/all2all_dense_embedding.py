@@ -252,7 +252,8 @@ class All2AllDenseEmbedding(TableLayer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        return self._keys("sizes").built("sizes").local_counts()
+        keys = self._keys("sizes").built("sizes")
+        return {r: s.key_table.numbers().size for r, s in keys.by_rank}
 
     @property
     def size(self) -> int:

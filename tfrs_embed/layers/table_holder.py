@@ -156,7 +156,8 @@ class TableHolder(SavedLayer):
                     self._engine_layer.step, "step", overwrite=True
                 )
                 for state in self._engine_layer.engine.states.values():
-                    state.step_restored()
+                    if state.spec.keys is not None:
+                        cast(Any, state).step_restored()
             for table in self._placed.small:
                 layer = self._keras_layers[in_saved_model(table.name)]
                 if not layer.built:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.change_tracking import ChangedRows, Moments
+from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
@@ -17,19 +17,20 @@ from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
-from tfrs_embed.ops.checks import Checks
-from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage import initial_key_values
-from tfrs_embed.storage.key_room import eviction_order
-from tfrs_embed.storage.key_rules import ABSENT, SPILLED, LiveKeys
-from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    SPILLED,
+    LiveKeys,
+    eviction_order,
+)
+from tfrs_embed.storage.key_table import KeyNumbers
 from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
-from tfrs_embed.storage.table_state import TableState
+from tfrs_embed.storage.table_state import TableState, as_numbers
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 _OF_SPILL = ("keys", "bytes", "written", "returned")
@@ -48,28 +49,7 @@ class DynamicTable(TableState):
     the step of the last one. Strings are saved as their fingerprints. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
-
-    Args:
-        spec: the table.
-        optimizer: the table's optimizer; None: the table is not trained.
-        strategy: the strategy under which it is made.
-        moments: numbers the moments of changes.
-
-    Raises:
-        ValueError: the initializer can't make the row of a single key.
     """
-
-    def __init__(
-        self,
-        spec: TableSpec,
-        optimizer: TableOptimizer | None,
-        strategy: tf.distribute.Strategy,
-        moments: Moments | None,
-    ) -> None:
-        super().__init__(spec, optimizer, strategy, moments)
-        initial_key_values.maker(spec)  # For its errors, before it is built.
-        # Keys that have lost their rows, with the moment when that was seen.
-        self._removed: list[tuple[int, np.ndarray]] = []
 
     def expose(self, stores: Sequence[KeyedRows], step: Any) -> None:
         """Creates what users and checkpoints see of this process's shards.
@@ -84,34 +64,27 @@ class DynamicTable(TableState):
 
             exchange = Exchange(shared, None, self.spec.name)
         shards = [store.shards[self.spec.name] for store in stores]
-        self.hold([(Part(range(0)), store) for store in stores], exchange)
-        self._rows = TableKeys(self.spec, shards, shared)
-        self._checkpoint = KeyedCheckpoint(self._rows, step)
+        self.sources = [(Part(range(0)), store) for store in stores]
+        self.exchange = exchange
+        self._rows = TableKeys(self.spec, shards, shared, step)
         self._step = step
+        # Keys that have lost their rows, with the moment when that was seen.
+        self._removed: list[tuple[int, np.ndarray]] = []
         assert self.spec.keys is not None
         counted = are_counted(self.spec.keys)
         # Keys come first: the other parts belong to them.
         parts = [KEYS, *self._rows.names]
         for part in parts + [*COUNTERS, CANDIDATES] * counted:
-            variable = KeyedVariable(
-                self.spec.name,
+            self.add(
                 part,
-                self._rows,
-                self._checkpoint,
-                self.strategy,
+                KeyedVariable(self.spec.name, part, self._rows, self.strategy),
             )
-            self.add(part, variable)
         assert self.moments is not None
-        self.moments.when_tracking(self._note_removed)
+        self.moments.watch(self._note_removed)
 
     def step_restored(self) -> None:
-        self._checkpoint.count_from_step()
-
-    def moment(self) -> int:
-        self._tracked()
-        if self.variables:
-            self._note_removed()
-        return super().moment()
+        """Called when the layer's step exists and, if pending, was restored."""
+        self._rows.count_from_step()
 
     def changed(self, since: int) -> ChangedRows:
         """Returns the keys that have changed since a moment.
@@ -125,6 +98,9 @@ class DynamicTable(TableState):
         mark = self._mark_of(since)
         noted = [keys for moment, keys in self._removed if moment > since]
         removed = np.unique(np.concatenate([np.zeros([0], np.int64), *noted]))
+        with_rows = np.concatenate(
+            [removed[places] for _, places, _ in rows.located(removed)]
+        )
         found = []
         for shard in rows.shards:
             keys, places, *_ = shard.live()
@@ -137,20 +113,9 @@ class DynamicTable(TableState):
             found.append(keys[changed])
         return ChangedRows(
             np.concatenate(found),
-            removed[~rows.have_rows(removed)],
+            np.setdiff1d(removed, with_rows),
             tuple(map(len, found)),
         )
-
-    def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
-        keys = tf.cast(ids, tf.int64)
-        spills = [shard.spill for shard in self._rows.shards]
-        return [spill.read_ahead(keys) for spill in spills if spill is not None]
-
-    def restored(self, prefix: str | None) -> None:
-        if self.is_tracked and self.variables:
-            self._note_removed()
-            self._removed = []
-        super().restored(prefix)
 
     def _note_removed(self) -> None:
         """Takes notes of keys that have lost their rows since the last call.
@@ -159,6 +124,8 @@ class DynamicTable(TableState):
         """
         assert self.moments is not None
         now, capacity, lost = self.moments.present, 0, 0
+        # The others were removed before the table was restored.
+        self._removed = [r for r in self._removed if r[0] > self.known_since]
         for shard in self._rows.shards:
             numbers = shard.key_table.numbers()
             capacity += numbers.size + numbers.capacity
@@ -211,10 +178,13 @@ class DynamicTable(TableState):
             TypeError: the keys have another dtype.
             ValueError: the keys have another shape.
         """
-        return self.built("lookup").find(_as_keys(self.spec, keys))
-
-    def _numbers(self, ids: Any) -> np.ndarray:
-        return _as_keys(self.spec, ids)
+        rows, wanted = self.built("lookup"), as_numbers(self.spec, keys)
+        found = []
+        for _, places, rows_there in rows.located(wanted):
+            here = np.full(len(wanted), -1)
+            here[places] = rows_there - FIRST_ROW
+            found.append(here)
+        return np.max(rows.gather(found), 0)
 
     def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         rows = self.built("assign")
@@ -233,7 +203,7 @@ class DynamicTable(TableState):
                 shape.
         """
         self.built("give_rows")
-        self.variables[KEYS].assign(np.unique(_as_keys(self.spec, keys)))
+        self.variables[KEYS].assign(np.unique(as_numbers(self.spec, keys)))
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -253,7 +223,7 @@ class DynamicTable(TableState):
             RuntimeError: it is called in a traced function.
         """
         rows = self.built("remove")
-        return rows.remove(np.unique(_as_keys(self.spec, keys)))
+        return _remove(rows, np.unique(as_numbers(self.spec, keys)))
 
     def evict(self, count: int | None = None) -> int:
         """Removes the keys that the table's eviction rule puts first.
@@ -279,15 +249,15 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys, frequency, last_used = (
+        keys, *counters = (
             self.variables[name].numpy() for name in (KEYS, *COUNTERS)
         )
+        known = LiveKeys(keys, None, *counters)
         if isinstance(rule, TimeToLive) and count is None:
-            evicted = int(np.asarray(self._step)) - last_used > rule.steps
+            evicted = int(np.asarray(self._step)) - known.last_used > rule.steps
         else:
-            order = eviction_order(self.spec, keys, frequency, last_used)
-            evicted = order[:count]
-        return rows.remove(keys[evicted], evicted=True)
+            evicted = eviction_order(rows.rules.policy, known)[:count]
+        return _remove(rows, keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts what training steps did with keys: the last step, and all.
@@ -302,34 +272,8 @@ class DynamicTable(TableState):
             were "written" there and "returned".
         """
         rows = self.built("statistics")
-        return self._named(rows.gather(rows.statistics()))
-
-    def _named(
-        self, statistics: Sequence[np.ndarray]
-    ) -> dict[str, dict[str, int]]:
-        """Returns the sums of shards' statistics by name."""
-        numbers = np.sum(statistics, 0).tolist()
-        found = {
-            "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
-            "in_all": dict(zip(_STATISTICS, numbers[4:8], strict=True)),
-        }
-        if self.spec.has_files:
-            found["spill"] = dict(zip(_OF_SPILL, numbers[8:], strict=True))
-        return found
-
-    def local_counters(self) -> tuple[LiveKeys, dict[str, Any]]:
-        """Returns the keys of this process's shards, and other counts of these.
-
-        They are "capacity", the counts "in_all" of `statistics`, and "spill".
-        """
-        rows = self.built("the counters")
-        live = zip(*(shard.live() for shard in rows.shards), strict=True)
         numbers = [shard.key_table.numbers() for shard in rows.shards]
-        found: dict[str, Any] = self._named(rows.statistics())
-        del found["last_step"]
-        counts = {**found.pop("in_all"), **found}
-        counts["capacity"] = sum(n.capacity for n in numbers)
-        return LiveKeys(*map(np.concatenate, live)), counts
+        return _named(self.spec, rows.gather(_statistics(numbers)))
 
     def built(self, what: str) -> TableKeys:
         """Returns the table's keys; `what` is asked for, for errors.
@@ -352,16 +296,48 @@ class DynamicTable(TableState):
         return self._rows
 
 
-def _as_keys(spec: TableSpec, keys: Any) -> np.ndarray:
-    """Returns keys, [n], of a table's dtype as int64."""
-    where = f"Table '{spec.name}'"
-    dtype = spec.keys.dtype  # type: ignore[union-attr]
-    converted = as_int64(where, dtype, keys, Checks())
-    array = converted.numpy() if tf.is_tensor(converted) else None
-    if array is None or array.ndim != 1:
-        shape = getattr(converted, "shape", None)
-        raise ValueError(
-            f"{where}: keys must be a Tensor of shape [n], got "
-            f"{type(converted).__name__} of shape {shape}."
-        )
-    return array
+def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
+    """Returns the keys of this process's shards, and other counts of these.
+
+    They are "capacity", the counts "in_all" of `statistics`, and "spill".
+    """
+    rows = table.built("the counters")
+    live = zip(*(shard.live() for shard in rows.shards), strict=True)
+    numbers = [shard.key_table.numbers() for shard in rows.shards]
+    found: dict[str, Any] = _named(table.spec, _statistics(numbers))
+    del found["last_step"]
+    counts = {**found.pop("in_all"), **found}
+    counts["capacity"] = sum(n.capacity for n in numbers)
+    return LiveKeys(*map(np.concatenate, live)), counts
+
+
+def _statistics(numbers: Sequence[KeyNumbers]) -> list[np.ndarray]:
+    """Returns `last`, `total` and `spill` of each shard, [12]."""
+    return [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
+
+
+def _named(
+    spec: TableSpec, statistics: Sequence[np.ndarray]
+) -> dict[str, dict[str, int]]:
+    """Returns the sums of shards' statistics by name."""
+    numbers = np.sum(statistics, 0).tolist()
+    found = {
+        "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
+        "in_all": dict(zip(_STATISTICS, numbers[4:8], strict=True)),
+    }
+    if spec.has_files:
+        found["spill"] = dict(zip(_OF_SPILL, numbers[8:], strict=True))
+    return found
+
+
+def _remove(rows: TableKeys, keys: np.ndarray, evicted: bool = False) -> int:
+    """Removes unique keys; returns how many had rows in this process.
+
+    If `evicted`, they count as evicted.
+    """
+    shard_of = rows.shards_of(keys)
+    removed = [
+        shard.key_table.remove(keys[shard_of == rank], evicted)
+        for rank, shard in rows.by_rank
+    ]
+    return int(np.sum(np.concatenate(removed) != ABSENT))

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tfrs_embed.configs.dynamic_keys import (
     CANDIDATES_PER_ROW,
     KeysOfShards,
@@ -32,6 +34,28 @@ _MOST_SPARE_OF_SMALL = 1024
 _DEVIATIONS = 6
 # Beyond the range of row indices.
 _UNLIMITED = 2**40
+_BITS = 2**64 - 1
+
+
+class LiveKeys(NamedTuple):
+    """Keys and what is known of each, arrays or tensors.
+
+    Attributes:
+        keys: [n] int64.
+        rows: [n] int64, each key's row; None: it is not known, or not wanted.
+        frequency: [n] int64, how often each key was used.
+        last_used: [n] int64, the step of each key's last use.
+    """
+
+    keys: Any
+    rows: Any
+    frequency: Any
+    last_used: Any
+
+    def select(self, chosen: np.ndarray) -> LiveKeys:
+        """Returns some of the keys, by their indices or by [n] bool."""
+        some = (None if v is None else v[chosen] for v in self)
+        return LiveKeys(*some)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +78,7 @@ class KeyRules:
         ttl: with the policy "ttl", a key expires after this many steps without
             use; else 0.
         evicts: whether keys that have not expired are evicted too.
+        spills: whether evicted keys' rows go to a file.
     """
 
     capacity: int
@@ -65,6 +90,28 @@ class KeyRules:
     policy: str = "none"
     ttl: int = 0
     evicts: bool = False
+    spills: bool = False
+
+    @property
+    def room(self) -> int:
+        """For how many keys there is room; a spill's file has its own limit."""
+        return SPILLED if self.spills else self.max_capacity
+
+    def admits(self, key: int, occurrences: int, step: int) -> bool:
+        """Whether a key without a row gets one in a step."""
+        if self.threshold:
+            return occurrences >= self.threshold
+        if self.probability == 1:
+            return True
+        bits = _mix((self.seed & _BITS) ^ _mix(key & _BITS))
+        uniform = (_mix(bits + step) >> 11) * 2.0**-53
+        return bool(uniform < 1 - (1 - self.probability) ** occurrences)
+
+    def grown(self, capacity: int, keys: int) -> int:
+        """Returns the capacity for so many keys, or the largest allowed."""
+        while capacity < keys and capacity < self.max_capacity:
+            capacity = min(2 * capacity, self.max_capacity)
+        return capacity
 
 
 def key_rules(table: TableSpec, world: int) -> KeyRules:
@@ -94,7 +141,19 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         policy="ttl" if ttl else policy,
         ttl=ttl,
         evicts=evicts,
+        spills=keys.spill is not None,
     )
+
+
+def eviction_order(policy: str, known: LiveKeys) -> np.ndarray:
+    """Returns the indices that sort keys, first to be evicted first, [n] int64.
+
+    The order of a policy other than "lfu" is that of "lru".
+    """
+    by = [known.keys, known.last_used]
+    if policy == "lfu":
+        by.append(known.frequency)
+    return np.lexsort(by)
 
 
 def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
@@ -117,17 +176,9 @@ def rows_at_first(table: TableSpec, world: int) -> int:
     return FIRST_ROW + capacity + spare
 
 
-class LiveKeys(NamedTuple):
-    """The keys with rows, arrays or tensors.
-
-    Attributes:
-        keys: [n] int64.
-        rows: [n] int64, each key's row.
-        frequency: [n] int64, how often each key was used.
-        last_used: [n] int64, the step of each key's last use.
-    """
-
-    keys: Any
-    rows: Any
-    frequency: Any
-    last_used: Any
+def _mix(bits: int) -> int:
+    """Applies splitmix64's finaliser to 64 bits."""
+    bits = (bits + 0x9E3779B97F4A7C15) & _BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
+    return bits ^ (bits >> 31)

@@ -48,6 +48,8 @@ class KeyRows(NamedTuple):
             table is unchanged and its other values mean nothing.
         physical: [tables] int64, how many rows the variables must have.
         versions: [tables] int64, for `KeyTable.publish` after a commit.
+        initial: [m, dim] float32, the initial values of new keys that
+            `reservation.reserve` has written; else None.
     """
 
     rows: tf.Tensor
@@ -57,6 +59,7 @@ class KeyRows(NamedTuple):
     lacking: tf.Tensor
     physical: tf.Tensor
     versions: tf.Tensor
+    initial: tf.Tensor | None = None
 
 
 class FoundKeys(NamedTuple):
@@ -124,9 +127,10 @@ class KeyTable:
         rules: when keys get and lose rows.
         device: the shard's.
         spill: where evicted keys' rows go; None: they are gone.
+        name: the table's.
 
     Attributes:
-        rules: when keys of the table, or of the first, get and lose rows.
+        names: the tables' names.
         host: the device of the keys.
 
     Raises:
@@ -138,8 +142,9 @@ class KeyTable:
         rules: KeyRules,
         device: str | None = None,
         spill: Spill | None = None,
+        name: str = "",
     ) -> None:
-        self.rules = rules
+        self.names = [name]
         # Beside the rows, if those are on a CPU: spills need it.
         self.host: str = host_of(device)
         self._spills = [] if spill is None else [spill]
@@ -162,6 +167,7 @@ class KeyTable:
         if len(tables) == 1:
             return tables[0]
         joined = copy.copy(tables[0])
+        joined.names = [name for table in tables for name in table.names]
         joined._tables = [each for table in tables for each in table._tables]
         joined._spills = [each for table in tables for each in table._spills]
         return joined

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,10 +22,10 @@ from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
-from tfrs_embed.storage.key_table import FoundKeys
-from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.key_table import FoundKeys, KeyRows, KeyTable
+from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.memory import MemoryRows
-from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
+from tfrs_embed.storage.reservation import StepKeys, commit, reserve
 from tfrs_embed.storage.row_store import (
     IdsOfTables,
     Located,
@@ -35,20 +35,6 @@ from tfrs_embed.storage.row_store import (
 
 # A table that grows gets one spare row for this many rows.
 _SPARE_PART = 32
-
-
-class _Group(NamedTuple):
-    """Ids whose tables have one width, and their rows.
-
-    Attributes:
-        places: which of the given ids these are.
-        shards: all tables of this width.
-        rows: the rows that are found, or reserved.
-    """
-
-    places: list[int]
-    shards: KeyedShards
-    rows: FoundKeys | Reservation
 
 
 class KeyedRows(MemoryRows):
@@ -70,14 +56,14 @@ class KeyedRows(MemoryRows):
         )
         self.shards = {t.spec.name: KeyedShard(t, self) for t in tables}
         # Tables of one width that are all trained, or all not, by table.
-        self._together: dict[str, KeyedShards] = {}
-        kinds: dict[Any, list[TableShare]] = {}
-        for table in tables:
-            kinds.setdefault((table.spec.dim, table.trained), []).append(table)
-        for (_, trained), of_kind in kinds.items():
-            names = [t.spec.name for t in of_kind]
-            shards = KeyedShards([self.shards[n] for n in names], trained)
-            self._together.update(dict.fromkeys(names, shards))
+        self._together: dict[str, KeyTable] = {}
+        kinds: dict[Any, list[KeyTable]] = {}
+        for shard in self.shards.values():
+            kind = shard.table.dim, shard.is_trained
+            kinds.setdefault(kind, []).append(shard.key_table)
+        for alone in kinds.values():
+            joined = KeyTable.joined(alone)
+            self._together.update(dict.fromkeys(joined.names, joined))
 
     def locate(
         self,
@@ -93,29 +79,27 @@ class KeyedRows(MemoryRows):
                 "tfrs_embed.serving.export exports."
             )
         number = None if step is None else tf.convert_to_tensor(step) + 1
-        places: dict[KeyedShards, list[int]] = {}
+        places: dict[KeyTable, list[int]] = {}
         for i, each in enumerate(ids):
             places.setdefault(self._together[each.tables[0]], []).append(i)
-        requests = {
-            shards: Request(
-                shards, *_joined(shards, [ids[i] for i in mine]), number
+        new: list[StepKeys] = []
+        others: list[StepKeys] = []
+        for table, mine in places.items():
+            shards = [self.shards[name] for name in table.names]
+            joined = _joined(table, [ids[i] for i in mine])
+            trains = training and shards[0].is_trained
+            (new if trains else others).append(
+                StepKeys(mine, table, shards, *joined, number)
             )
-            for shards, mine in places.items()
-        }
-        new = [r for s, r in requests.items() if training and s.trained]
-        found: dict[KeyedShards, Any] = dict(
-            zip((r.tables for r in new), reserve(new, consensus), strict=True)
-        )
+        kept: list[tuple[StepKeys, FoundKeys | KeyRows]] = [
+            *zip(new, reserve(new, consensus), strict=True),
+            *((k, k.table.lookup(k.keys, k.table_of)) for k in others),
+        ]
         rows: list[Any] = [None] * len(ids)
-        groups = []
-        for shards, mine in places.items():
-            if shards not in found:
-                keys, table_of = requests[shards][1:3]
-                found[shards] = shards.key_table.lookup(keys, table_of)
-            groups.append(_Group(mine, shards, found[shards]))
-            like = [each.ids for each in ids]
-            _put(rows, mine, found[shards].rows, like)
-        return Located(rows, groups)
+        like = [each.ids for each in ids]
+        for keys, found in kept:
+            _put(rows, keys.places, found.rows, like)
+        return Located(rows, kept)
 
     def check(
         self,
@@ -124,27 +108,31 @@ class KeyedRows(MemoryRows):
         bags: Sequence[BaggedIds] | None = None,
     ) -> list[tf.Tensor]:
         # No other thread changes reserved rows.
-        groups = [g for g in located.kept if isinstance(g.rows, FoundKeys)]
-        places = [place for group in groups for place in group.places]
+        found = [
+            kept for kept in located.kept if isinstance(kept[1], FoundKeys)
+        ]
+        places = [place for keys, _ in found for place in keys.places]
         checked = list(vectors)
         if not places:
             return checked
         with tf.control_dependencies(graphs.capture(vectors)):
-            changed = tf.add_n([_num_changed(g.shards, g.rows) for g in groups])
+            changed = tf.add_n(
+                [_num_changed(k.table, rows) for k, rows in found]
+            )
 
         def read_again() -> list[tf.Tensor]:
-            found: list[Any] = [None] * len(vectors)
-            for group in groups:
-                read = group.shards.read(group.rows)
-                _put(found, group.places, read, located.rows)
+            again: list[Any] = [None] * len(vectors)
+            for keys, rows in found:
+                read = self.read_found(keys.table, rows)
+                _put(again, keys.places, read, located.rows)
             if bags is not None:
                 for i in places:
-                    found[i] = lookup_ops.combine(
-                        widen(found[i]), None, bags[i]
+                    again[i] = lookup_ops.combine(
+                        widen(again[i]), None, bags[i]
                     )
             return [
                 tf.reshape(
-                    tf.cast(found[i], vectors[i].dtype), tf.shape(vectors[i])
+                    tf.cast(again[i], vectors[i].dtype), tf.shape(vectors[i])
                 )
                 for i in places
             ]
@@ -162,17 +150,40 @@ class KeyedRows(MemoryRows):
     def commit(
         self, located: Located, gradients: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        groups = [g for g in located.kept if isinstance(g.rows, Reservation)]
+        kept = [kept for kept in located.kept if isinstance(kept[1], KeyRows)]
         made = concat_gradients.find_matrices(gradients)
         # Not if the loss or its gradient fails, or if there is no room for
         # another table's keys.
-        after = [*made.matrices, *(g.rows.rows for g in groups)]
+        after = [*made.matrices, *(reserved.rows for _, reserved in kept)]
         with tf.control_dependencies(graphs.capture(after)):
-            committed = commit([g.rows for g in groups])
+            committed = commit(kept)
         rows = list(located.rows)
-        for group, of_group in zip(groups, committed, strict=True):
-            _put(rows, group.places, of_group, located.rows)
+        for (keys, _), of_keys in zip(kept, committed, strict=True):
+            _put(rows, keys.places, of_keys, located.rows)
         return rows
+
+    def read_found(self, table: KeyTable, found: FoundKeys) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `KeyTable.check_vectors`."""
+        number = len(table.names)
+        with tf.device(self.device):
+            if number == 1:
+                vectors = self.read(table.names[0], PARAMETERS, found.rows)
+            else:
+                places = tf.dynamic_partition(
+                    tf.range(tf.size(found.rows)), found.table_of, number
+                )
+                vectors = tf.dynamic_stitch(
+                    places,
+                    [
+                        self.read(name, PARAMETERS, tf.gather(found.rows, each))
+                        for name, each in zip(table.names, places, strict=True)
+                    ],
+                )
+            return table.check_vectors(found, vectors)
+
+    def read_ahead(self, table: str, ids: tf.Tensor) -> list[tf.Operation]:
+        spill = self.shards[table].spill
+        return [] if spill is None else [spill.read_ahead(ids)]
 
     def make_room(
         self, table: str, rows: Any, slots: Mapping[str, Slot]
@@ -195,16 +206,16 @@ class KeyedRows(MemoryRows):
 
 
 def _joined(
-    shards: KeyedShards, ids: Sequence[IdsOfTables]
+    table: KeyTable, ids: Sequence[IdsOfTables]
 ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
     """Joins ids of tables: all keys, each key's table, and their counts."""
     first = ids[0]
     if first.table_of is not None:
         return first.ids, first.table_of, first.counts
     keys = [tf.cast(each.ids, tf.int64) for each in ids]
-    if len(shards.names) == 1:
+    if len(table.names) == 1:
         return concat(keys), None, first.counts
-    numbers = [shards.names.index(each.tables[0]) for each in ids]
+    numbers = [table.names.index(each.tables[0]) for each in ids]
     splits = tf.concat([[0], num_rows(keys)], 0)
     table_of = tf.gather(numbers, bag_of_id(tf.cumsum(splits)))
     return concat(keys), table_of, None
@@ -224,9 +235,9 @@ def _put(
         values[i] = part
 
 
-def _num_changed(shards: KeyedShards, found: FoundKeys) -> tf.Tensor:
+def _num_changed(table: KeyTable, found: FoundKeys) -> tf.Tensor:
     """The number of rows that changed keys, or were in spills, int64."""
-    changed = shards.key_table.check(found)[1]
+    changed = table.check(found)[1]
     if found.vectors is None:
         return changed
     return changed + tf.shape(found.vectors, tf.int64)[0] - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +11,15 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import CANDIDATES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage import initial_key_values
-from tfrs_embed.storage.key_room import eviction_order
 from tfrs_embed.storage.key_rules import (
     ABSENT,
     FIRST_ROW,
     SPILLED,
     LiveKeys,
+    eviction_order,
     key_rules,
 )
-from tfrs_embed.storage.key_table import FoundKeys, KeyTable
+from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.row_store import TableShare
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class KeyedShard:
         self.table = table
         self.store = store
         self.variables = store.variables(table.name)
+        self.is_trained = share.trained
         self._slots = share.slots
         self.make_initial = initial_key_values.maker(table)
         self.rules = key_rules(table, share.world)
@@ -52,7 +52,9 @@ class KeyedShard:
             self.spill = Spill(
                 self.owner, table.keys.spill, self.variables, store.device
             )
-        self.key_table = KeyTable(self.rules, store.device, self.spill)
+        self.key_table = KeyTable(
+            self.rules, store.device, self.spill, table.name
+        )
 
     def make_room(self, rows: Any) -> None:
         """Gives the table at least so many rows, a scalar int64."""
@@ -66,21 +68,24 @@ class KeyedShard:
         with tf.device(self.store.device):
             self.store.write(self.table.name, name, rows, values)
 
-    def fetch(
-        self, keys: tf.Tensor, rows: tf.Tensor, parameters_only: bool = False
+    def give(
+        self,
+        keys: tf.Tensor,
+        rows: tf.Tensor,
+        initial: tf.Tensor,
+        parameters_only: bool,
     ) -> None:
-        """Gives keys that come back from the spill the rows that they had.
+        """Gives new keys their rows in memory, [n] int64.
 
-        The rows in memory, [n] int64, have initial values.
+        They have initial values, and initial slots unless `parameters_only`.
+        Keys that come back from the spill have the values from there.
         """
+        self.write(PARAMETERS, rows, initial)
+        if not parameters_only:
+            for name, slot in self._slots.items():
+                self.write(name, rows, tf.constant(slot.initial))
         if self.spill is not None:
             self.spill.fetch(keys, rows, parameters_only)
-
-    def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
-        """Sets rows to initial values, and their slots too."""
-        self.write(PARAMETERS, rows, initial)
-        for name, slot in self._slots.items():
-            self.write(name, rows, tf.constant(slot.initial))
 
     # For users and checkpoints, eagerly.
 
@@ -96,11 +101,11 @@ class KeyedShard:
 
         All of `keys`, [n] int64, must have rows.
         """
-        live = [values.numpy() for values in self.key_table.export()]
-        order = np.argsort(live[1])
+        live = LiveKeys(*(v.numpy() for v in self.key_table.export()))
+        order = np.argsort(live.rows)
         if keys is not None:
-            order = order[np.searchsorted(live[1][order], self.find(keys))]
-        return LiveKeys(*(values[order] for values in live))
+            order = order[np.searchsorted(live.rows[order], self.find(keys))]
+        return live.select(order)
 
     def integers(self, name: str) -> np.ndarray:
         """Returns the keys or a counter, sorted by row; or the candidates.
@@ -157,30 +162,24 @@ class KeyedShard:
             rows = rows[~spilled]
         self.write(name, tf.constant(rows, tf.int64), tf.constant(values))
 
-    def replace(
-        self,
-        keys: np.ndarray,
-        frequency: np.ndarray,
-        last_used: np.ndarray,
-        candidates: np.ndarray,
-    ) -> None:
+    def replace(self, known: LiveKeys, candidates: np.ndarray) -> None:
         """Replaces all keys; their rows and slots have initial values.
 
-        Keys, unique, and counters are [n] int64; candidates are [c, 3]. With a
-        spill, those that would be evicted first are there if there are too
-        many.
+        Keys are unique; candidates are [c, 3]. With a spill, those that would
+        be evicted first are there if there are too many.
         """
-        in_memory = len(keys)
+        in_memory = len(known.keys)
         if self.spill is not None:
             in_memory = min(in_memory, self.rules.max_capacity)
-            order = eviction_order(self.table, keys, frequency, last_used)
-            keys, frequency, last_used = (
-                values[order[::-1]] for values in (keys, frequency, last_used)
-            )
+            order = eviction_order(self.rules.policy, known)
+            known = known.select(order[::-1])
+        keys, _, frequency, last_used = known
         version = self.key_table.replace(
             keys, frequency, last_used, candidates, in_memory
         )
-        rows = self._rows_after(keys, in_memory)
+        rows = FIRST_ROW + np.arange(len(keys))
+        if self.spill is not None:
+            rows[in_memory:] = self.spill.find(keys[in_memory:])
         self.make_room(self.key_table.numbers().physical)
         self._initialize(keys, rows)
         self.key_table.publish(version)
@@ -252,53 +251,3 @@ class KeyedShard:
             self.write_some(PARAMETERS, rows[part], made)
             for name, slot in self._slots.items():
                 self.write_some(name, rows[part], slot.initial)
-
-    def _rows_after(self, keys: np.ndarray, in_memory: int) -> np.ndarray:
-        """Returns the rows of all keys after they were replaced, [n] int64."""
-        rows = FIRST_ROW + np.arange(len(keys))
-        if self.spill is not None:
-            rows[in_memory:] = self.spill.find(keys[in_memory:])
-        return rows
-
-
-class KeyedShards:
-    """Shards of tables of one width, on one device, used together.
-
-    `trained` says whether the tables have optimizers.
-    """
-
-    def __init__(
-        self, shards: Sequence[KeyedShard], trained: bool = False
-    ) -> None:
-        self.shards = tuple(shards)
-        self.trained = trained
-        self.key_table = KeyTable.joined([shard.key_table for shard in shards])
-        self.dim = shards[0].table.dim
-        self.names = [shard.table.name for shard in shards]
-
-    def read(self, found: FoundKeys) -> tf.Tensor:
-        """Reads keys' vectors, [n, dim]; see `KeyTable.check_vectors`."""
-        store, number = self.shards[0].store, len(self.shards)
-        with tf.device(store.device):
-            if number == 1:
-                vectors = store.read(self.names[0], PARAMETERS, found.rows)
-            else:
-                table_of = found.table_of
-                places = tf.dynamic_partition(
-                    tf.range(tf.size(found.rows)), table_of, number
-                )
-                vectors = tf.dynamic_stitch(
-                    places,
-                    [
-                        store.read(
-                            name, PARAMETERS, tf.gather(found.rows, each)
-                        )
-                        for name, each in zip(self.names, places, strict=True)
-                    ],
-                )
-            return self.key_table.check_vectors(found, vectors)
-
-    def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """Makes keys' initial rows, [m, dim], in the order of tables."""
-        makers = [shard.make_initial for shard in self.shards]
-        return initial_key_values.make_rows(makers, keys, sizes)

@@ -30,13 +30,8 @@ from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
-from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import (
-    COUNTERS,
-    TableKeys,
-    checked_integers,
-)
+from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -56,7 +51,6 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         table: str,
         part: str,
         rows: TableKeys,
-        checkpoint: KeyedCheckpoint,
         strategy: tf.distribute.Strategy,
     ) -> None:
         # Integers have no variables of their own.
@@ -70,7 +64,6 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         self.workers = rows.replicas.workers
         self.replicas = rows.replicas
         self._rows = rows
-        self._checkpoint = checkpoint
         self._part = part
         # Checkpoints of tables without keys lack integers.
         self.optional = part not in rows.names
@@ -115,7 +108,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             shard.gather(self._part, rows).numpy()
             for shard, _, rows in self._rows.located(keys)
         ]
-        shards = self._rows.room.shards_of(keys)
+        shards = self._rows.shards_of(keys)
         found = np.empty((len(keys), *self.shape[1:]), np.float32)
         found[np.argsort(shards, kind="stable")] = np.concatenate(
             self._rows.gather(here)
@@ -142,7 +135,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     def nbytes(self) -> int:
         if self._part == CANDIDATES:
             return 0  # They are few, and small.
-        count = sum(self._rows.local_counts().values())
+        count = sum(s.key_table.numbers().size for s in self._rows.shards)
         return count * math.prod(self.shape[1:]) * self.dtype.size
 
     def assign(self, value: Any) -> None:
@@ -160,17 +153,17 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         """
         value, rows, part = np.asarray(value), self._rows, self._part
         if part == CANDIDATES:
-            value = checked_integers(part, value, 0, rows.owner)
-            shard_of = rows.room.shards_of(value[:, 0])
-            for rank, shard in rows.by_ranks():
+            value = _checked_integers(part, value, 0, rows.owner)
+            shard_of = rows.shards_of(value[:, 0])
+            for rank, shard in rows.by_rank:
                 shard.set_known(candidates=value[shard_of == rank])
         elif part == KEYS:
-            rows.check_keys(value)
+            self.check_value(value)
             rows.replace(value, {})
         else:
             keys = rows.keys_to_write_for()
             if part in COUNTERS:
-                value = checked_integers(part, value, len(keys), rows.owner)
+                value = _checked_integers(part, value, len(keys), rows.owner)
             shape = (len(keys), *self.shape[1:])
             if value.shape != shape:
                 raise ValueError(
@@ -188,8 +181,19 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
     def check_value(self, value: Any) -> None:
         """Raises ValueError if `assign` would refuse keys; changes nothing."""
-        if self._part == KEYS:
-            self._rows.check_keys(np.asarray(value))
+        if self._part != KEYS:
+            return
+        keys, owner = np.asarray(value), self._rows.owner
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise ValueError(
+                f"{owner}: keys must be int64 of shape [n], got "
+                f"{keys.dtype} of shape {list(keys.shape)}."
+            )
+        if not np.all(keys[1:] > keys[:-1]):
+            raise ValueError(
+                f"{owner}: keys must be ascending, each of them once."
+            )
+        self._rows.require_room(keys)
 
     def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
         """Returns the part of this process's shards, one after the other.
@@ -243,7 +247,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         """Yields what is found in shards; of parts with rows their numbers."""
         rows = self._rows
         sizes = rows.gather.numbers([len(each) for each in found])
-        for (rank, shard), each in zip(rows.by_ranks(), found, strict=True):
+        for (rank, shard), each in zip(rows.by_rank, found, strict=True):
 
             def read(
                 first: int,
@@ -263,18 +267,19 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
                 yield from in_slices(key, shape, read, start, sum(sizes))
 
     def check(self, key: str, reader: BundleReader) -> None:
-        checkpoint = self._checkpoint
+        rows = self._rows
         if self._part == KEYS:
-            checkpoint.read_keys(key, reader)
-        if self._part not in self._rows.names:
+            _take_keys(rows, key, reader)
+        if self._part not in rows.names:
             return  # It was read, and checked, with the keys.
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         there = reader.shapes[key]
         if self._part == PARAMETERS and sibling(key, KEYS) not in reader.shapes:
-            checkpoint.read_numbers(there[0], reader.prefix)
-        if checkpoint.source != reader.prefix:
+            # The row numbers of a table without keys become keys.
+            rows.take(np.arange(there[0]), {}, reader.prefix)
+        if rows.source != reader.prefix:
             raise ValueError(f"{where}: it has no keys for its rows.")
-        here = [checkpoint.num_new_keys, *self.shape[1:]]
+        here = [rows.num_taken, *self.shape[1:]]
         if there != here:
             raise ValueError(
                 f"{where}: with its keys it has the shape {here} here, and "
@@ -283,7 +288,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
     def restore(self, key: str, reader: BundleReader) -> None:
         # This restores counters and candidates too.
-        self._checkpoint.restore_keys()
+        self._rows.restore_keys()
         if self._part not in self._rows.names:
             return
         there = sibling(key, KEYS)
@@ -296,3 +301,54 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         copy_for_saving(self, object_map)
+
+
+def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
+    """Reads keys, counters and candidates, for `TableKeys.restore_keys`.
+
+    Raises:
+        ValueError: the keys are invalid, or a shard has no room for its own.
+    """
+    keys = reader.read(key).numpy()
+    where = f"{rows.owner}: '{reader.prefix}'"
+    if keys.ndim != 1 or keys.dtype != np.int64:
+        raise ValueError(
+            f"{where} has keys of {keys.dtype} and shape "
+            f"{list(keys.shape)}, not int64 of shape [n]."
+        )
+    if len(np.unique(keys)) != len(keys):
+        raise ValueError(f"{where}: its keys must all differ.")
+    known = {}
+    for name in (*COUNTERS, CANDIDATES):
+        there = sibling(key, name)
+        if there in reader.shapes:
+            known[name] = _checked_integers(
+                name, reader.read(there).numpy(), len(keys), where
+            )
+    rows.take(keys, known, reader.prefix)
+
+
+def _checked_integers(
+    name: str, values: np.ndarray, keys: int, what: str
+) -> np.ndarray:
+    """Returns counters as [keys] int64, or candidates as [c, 3] int64.
+
+    Errors name the table as `what`.
+
+    Raises:
+        ValueError: the shape or dtype is wrong, or two candidates have one key.
+    """
+    values = np.asarray(values)
+    wanted: list[int | None] = [keys]
+    text = f"[{keys}], one for each key"
+    if name == CANDIDATES:
+        wanted, text = [None, 3], "[c, 3]"
+    fits = tf.TensorShape(wanted).is_compatible_with(values.shape)
+    if not fits or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{what}: {name} must be integers of shape {text}, got "
+            f"{values.dtype} of shape {list(values.shape)}."
+        )
+    if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
+        raise ValueError(f"{what}: candidates must all differ.")
+    return values.astype(np.int64)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -217,25 +218,6 @@ class TableFiles:
                     task.advance(math.prod(block) * dtype.size)
         return variable
 
-    def read_ahead(
-        self, variables: Sequence[tf.Variable], rows: tf.Tensor
-    ) -> tf.Operation:
-        """Begins to read rows, [n] int64, of variables that `make` made."""
-        return self._operations.tfrs_embed_read_ahead(
-            [variable.handle for variable in variables], rows
-        )
-
-    def pages_in_memory(
-        self, variables: Sequence[tf.Variable], rows: tf.Tensor
-    ) -> tf.Tensor:
-        """Counts the pages of rows, and those in memory, [2] int64.
-
-        The arguments are those of `read_ahead`.
-        """
-        return self._operations.tfrs_embed_pages_in_memory(
-            [variable.handle for variable in variables], rows
-        )
-
 
 class FileRows(MemoryRows):
     """Keeps tables with a `FileStorage` in mapped files, others in memory."""
@@ -244,6 +226,11 @@ class FileRows(MemoryRows):
         self._files: dict[str, TableFiles] = {}
         super().build(tables)
         self._files = {}  # They live as long as their variables.
+
+    def read_ahead(self, table: str, ids: tf.Tensor) -> list[tf.Operation]:
+        handles = [v.handle for v in self._variables[table].values()]
+        operations = kernels.operations(self.device)
+        return [operations.tfrs_embed_read_ahead(handles, ids)]
 
     def _variable(
         self, table: TableShare, name: str, slot: Slot, dtype: tf.DType
@@ -260,6 +247,24 @@ class FileRows(MemoryRows):
             slot.initial,
             f"{spec.name}/{name}",
         )
+
+
+def pages_in_memory(table: Any, ids: Any) -> tuple[int, int]:
+    """Counts the pages of rows and slots, and those in memory.
+
+    `table` is a `TableState`. The pages are of rows by their numbers, [n], that
+    this process holds. A page counts once.
+    """
+    counts = [(0, 0)]
+    for part, store in table.sources:
+        rows, here = part.locate(tf.cast(ids, tf.int64))
+        variables = store.variables(table.spec.name).values()
+        counted = kernels.operations(store.device).tfrs_embed_pages_in_memory(
+            [v.handle for v in variables], tf.boolean_mask(rows, here)
+        )
+        counts.append(counted.numpy())
+    pages, in_memory = np.sum(counts, 0).tolist()
+    return pages, in_memory
 
 
 def in_memory(table: TableSpec) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def _check(mine: TableState, other: TableState) -> None:
         raise ValueError(f"{where}: the other table has another shape or keys.")
     if mine.spec.keys is not None:
         keyed, theirs = cast(Any, mine), cast(Any, other)
-        keyed.built("assign_moving_average").room.require(theirs.keys())
+        keyed.built("assign_moving_average").require_room(theirs.keys())
     dtype = tf.as_dtype(mine.spec.dtype)
     if dtype.size < 4:
         raise ValueError(

@@ -7,7 +7,6 @@ names of the kernels'.
 from __future__ import annotations
 
 import collections
-import heapq
 import threading
 import weakref
 from collections.abc import Collection, Sequence
@@ -17,7 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat.unmirrored import make_variable
-from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    KeyRules,
+    LiveKeys,
+    eviction_order,
+)
 
 # The operations that take one table; the others take several.
 _OF_ONE_TABLE = ("export", "replace", "remove", "take_removed")
@@ -40,7 +46,6 @@ _LIKE_INPUT = ("find", "check", "reserve", "commit", "remove")
 # The commit of a step that fails before its publication stays unpublished,
 # until so many others follow.
 _MOST_UNPUBLISHED = 16
-_BITS = 2**64 - 1
 
 #: What is known of keys: each one's row, `ABSENT` for a candidate, its
 #: frequency, and the step of its last use.
@@ -105,12 +110,19 @@ def _call(tables: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:
     for i, table in enumerate(tables):
         mine = table_of == i if len(tables) > 1 else slice(None)
         if name in ("reserve", "commit"):
-            # Counts and reserved rows are for entries, the step is for all.
-            *each, step = others
-            given = [v[mine] if len(v) else v for v in each] + [int(step)]
+            # A commit's other input are the reserved rows: plain keys are found
+            # without them.
+            counts, *_, step = others
+            counts = (
+                counts[mine] if len(counts) else np.ones_like(entries)[mine]
+            )
+            found = table.step(
+                entries[mine], counts, int(step), name == "commit"
+            )
         else:
-            given = [np.ravel(v)[i] for v in others]  # Versions, for "check".
-        first[mine], *more = getattr(table, name)(entries[mine], *given)
+            versions = (np.ravel(v)[i] for v in others)  # For "check".
+            found = getattr(table, name)(entries[mine], *versions)
+        first[mine], *more = found
         rest.append([np.atleast_1d(each) for each in more])
     joined = [np.concatenate(each) for each in zip(*rest, strict=True)]
     return [first, np.sum(joined)] if name == "check" else [first, *joined]
@@ -141,7 +153,7 @@ class PlainKeys:
         return [*sizes, *self._statistics, *last]
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
-        return self._published(self._rows(keys)), self._version
+        return self._published(_rows(self._live, keys)), self._version
 
     def check(self, rows: np.ndarray, version: int) -> tuple[Any, Any]:
         changed = self._written[rows] > version
@@ -151,32 +163,29 @@ class PlainKeys:
         if version in self._unpublished:
             self._unpublished.remove(version)
 
-    def reserve(
-        self, keys: np.ndarray, counts: np.ndarray, number: int
-    ) -> tuple[Any, ...]:
-        return self._do_step(keys, counts, number, commits=False)
-
-    def commit(
-        self, keys: np.ndarray, counts: np.ndarray, hints: Any, number: int
-    ) -> tuple[Any, ...]:
-        del hints  # Keys are found without them.
-        return self._do_step(keys, counts, number, commits=True)
-
-    def _do_step(
+    def step(
         self, keys: np.ndarray, counts: np.ndarray, number: int, commits: bool
     ) -> tuple[Any, ...]:
-        """Returns a table's part of `KeyRows`."""
-        entries = _entries(keys, counts)
-        known, admitted, hits = self._count(entries, number)
-        gone, capacity, lacking = self._make_room(known, len(admitted), number)
-        new, none = np.zeros([0], np.int64), TRASH if commits else ABSENT
-        version = 0 if commits else self._version
+        """Returns a table's part of `KeyRows`, reserved or committed."""
+        known, admitted, hits = self._count(keys, counts, number)
+        gone, capacity, lacking = _make_room(
+            self._rules,
+            self._live,
+            self._capacity,
+            known,
+            len(admitted),
+            number,
+        )
+        new, version = np.zeros([0], np.int64), self._version * (not commits)
         if not lacking:
             if commits:
                 self._capacity = capacity
                 self._remove(gone)
-            self._add_rows(max(capacity, len(self._live) + len(admitted)))
-            free, start = self._free_rows(), 0
+            keys_then = max(capacity, len(self._live) + len(admitted))
+            self._written = _with_rows(self._written, keys_then)
+            is_free = np.arange(len(self._written)) >= FIRST_ROW
+            is_free[[row for row, *_ in self._live.values()]] = False
+            free, start = np.flatnonzero(is_free), 0
             if not commits:
                 # Other rows than before, if there are enough.
                 start = int(np.searchsorted(free, self._last_spare, "right"))
@@ -185,8 +194,13 @@ class PlainKeys:
         new_keys = admitted[: len(new)]
         for key, row in zip(new_keys, new.tolist(), strict=True):
             known[key][0] = row
-        found = [known[key][0] if n > 0 else ABSENT for key, n in entries]
-        rows = np.array(found, np.int64)
+        rows = np.array(
+            [
+                known[key][0] if count > 0 else ABSENT
+                for key, count in zip(keys.tolist(), counts, strict=True)
+            ],
+            np.int64,
+        )
         if not commits:
             rows = self._published(rows)
         if len(new):
@@ -201,7 +215,7 @@ class PlainKeys:
             last = len(new), len(gone), rejected, hits
             self._statistics[:4] = last
             self._statistics[4:] += last
-        rows = np.where(rows == ABSENT, none, rows)
+        rows[rows == ABSENT] = TRASH if commits else ABSENT
         sizes = len(new), lacking, len(self._written), version
         return rows, new_keys, new, *sizes
 
@@ -212,18 +226,16 @@ class PlainKeys:
             self._candidates.pop(key, None)
             self._live[key] = known[key]
         self._candidates.update(absent if self._rules.threshold else {})
-        self._forget()
+        _forget(self._candidates, self._rules.candidates)
         return len(absent)
 
     def export(self, candidates: bool) -> tuple[Any, ...]:
-        known = self._candidates if candidates else self._live
-        each = [(key, *of_key) for key, of_key in known.items()]
-        return (*np.array(each, np.int64).reshape([-1, 4]).T,)
+        return _as_arrays(self._candidates if candidates else self._live)
 
     def replace(self, *arrays: np.ndarray) -> list[int]:
         live, seen = np.stack(arrays[:3], 1), np.stack(arrays[3:6], 1)
-        self._capacity = self._grown(len(live))
-        self._add_rows(self._capacity)
+        self._capacity = self._rules.grown(self._capacity, len(live))
+        self._written = _with_rows(self._written, self._capacity)
         self._live = {
             key: [row, *counters]
             for row, (key, *counters) in enumerate(live.tolist(), FIRST_ROW)
@@ -233,12 +245,12 @@ class PlainKeys:
             for key, *counters in seen.tolist()
             if self._rules.threshold and key not in self._live
         }
-        self._forget()
+        _forget(self._candidates, self._rules.candidates)
         self._unpublished = [self._mark(np.arange(len(self._written)))]
         return [self._version]
 
     def remove(self, keys: np.ndarray, evicted: bool) -> list[np.ndarray]:
-        rows = self._rows(keys)
+        rows = _rows(self._live, keys)
         gone = {*keys.tolist()}
         for key in gone & self._candidates.keys():
             del self._candidates[key]
@@ -255,7 +267,7 @@ class PlainKeys:
         return [*removed], [len(removed) == removed.maxlen]
 
     def _count(
-        self, entries: Sequence[tuple[int, int]], number: int
+        self, keys: np.ndarray, counts: np.ndarray, number: int
     ) -> tuple[_Known, list[int], int]:
         """Counts a step's keys; changes nothing.
 
@@ -264,7 +276,7 @@ class PlainKeys:
         """
         known: _Known = {}
         hits = 0
-        for key, count in entries:
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             if count > 0:
                 before = self._live.get(key) or self._candidates.get(key, _NEW)
                 row, frequency, _ = known.get(key, before)
@@ -273,56 +285,9 @@ class PlainKeys:
         admitted = [
             key
             for key, (row, frequency, _) in sorted(known.items())
-            if row == ABSENT and self._admits(key, frequency, number)
+            if row == ABSENT and self._rules.admits(key, frequency, number)
         ]
         return known, admitted, hits
-
-    def _make_room(
-        self, known: _Known, admitted: int, number: int
-    ) -> tuple[list[int], int, int]:
-        """Decides how a step's keys find room; changes nothing.
-
-        Returns the keys to evict, the capacity, and how many rows lack.
-        """
-        rules, needed = self._rules, len(self._live) + admitted
-        if needed <= self._capacity:
-            return [], self._capacity, 0
-        others = {k: v for k, v in self._live.items() if k not in known}
-        # Expired keys are evicted before the capacity grows, others after.
-        gone = 0
-        if rules.ttl:
-            last = number - rules.ttl
-            gone = sum(last_used < last for *_, last_used in others.values())
-            gone = max(0, min(gone, needed - self._capacity))
-        capacity = self._grown(needed - gone)
-        lacking = max(0, needed - gone - capacity)
-        if rules.evicts and rules.policy != "none":
-            more = min(lacking, len(others) - gone)
-            gone, lacking = gone + more, lacking - more
-        by_frequency = rules.policy == "lfu"
-        return _first_to_go(others, gone, by_frequency), capacity, lacking
-
-    def _admits(self, key: int, occurrences: int, number: int) -> bool:
-        """Whether a key without a row gets one."""
-        rules = self._rules
-        if rules.threshold:
-            return occurrences >= rules.threshold
-        if rules.probability == 1:
-            return True
-        bits = _mix((rules.seed & _BITS) ^ _mix(key & _BITS))
-        uniform = (_mix(bits + number) >> 11) * 2.0**-53
-        return bool(uniform < 1 - (1 - rules.probability) ** occurrences)
-
-    def _grown(self, keys: int) -> int:
-        """Returns the capacity for so many keys, or the largest allowed."""
-        capacity = self._capacity
-        while capacity < keys and capacity < self._rules.max_capacity:
-            capacity = min(2 * capacity, self._rules.max_capacity)
-        return capacity
-
-    def _rows(self, keys: np.ndarray) -> np.ndarray:
-        rows = [self._live.get(key, _NEW)[0] for key in keys.tolist()]
-        return np.array(rows, np.int64)
 
     def _remove(self, keys: Collection[int]) -> None:
         """Removes keys with rows, and notes them."""
@@ -330,23 +295,6 @@ class PlainKeys:
             del self._live[key]
         if self._removed is not None:
             self._removed.extend(keys)
-
-    def _forget(self) -> None:
-        """Drops the candidates seen longest ago if there are too many."""
-        excess = len(self._candidates) - self._rules.candidates
-        for key in _first_to_go(self._candidates, excess):
-            del self._candidates[key]
-
-    def _add_rows(self, keys: int) -> None:
-        """Makes at least the rows of so many keys."""
-        more = max(0, FIRST_ROW + keys - len(self._written))
-        self._written = np.pad(self._written, (0, more))
-
-    def _free_rows(self) -> np.ndarray:
-        """Returns the rows without a key."""
-        free = np.arange(len(self._written)) >= FIRST_ROW
-        free[[row for row, *_ in self._live.values()]] = False
-        return np.flatnonzero(free)
 
     def _published(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows, `ABSENT` for those whose commit is unpublished."""
@@ -360,27 +308,63 @@ class PlainKeys:
         return self._version
 
 
-def _entries(keys: np.ndarray, counts: np.ndarray) -> list[tuple[int, int]]:
-    """Returns a step's entries, each a key and how often it occurs."""
-    counts = counts if len(counts) else np.ones_like(keys)
-    return list(zip(keys.tolist(), counts.tolist(), strict=True))
+def _make_room(
+    rules: KeyRules,
+    live: _Known,
+    capacity: int,
+    known: _Known,
+    admitted: int,
+    number: int,
+) -> tuple[list[int], int, int]:
+    """Decides how a step's keys find room.
+
+    Returns the keys to evict, the capacity, and how many rows lack.
+    """
+    needed = len(live) + admitted
+    if needed <= capacity:
+        return [], capacity, 0
+    others = {k: v for k, v in live.items() if k not in known}
+    # Expired keys are evicted before the capacity grows, others after.
+    gone = 0
+    if rules.ttl:
+        last = number - rules.ttl
+        gone = sum(last_used < last for *_, last_used in others.values())
+        gone = max(0, min(gone, needed - capacity))
+    capacity = rules.grown(capacity, needed - gone)
+    lacking = max(0, needed - gone - capacity)
+    if rules.evicts and rules.policy != "none":
+        more = min(lacking, len(others) - gone)
+        gone, lacking = gone + more, lacking - more
+    return _first_to_go(others, gone, rules.policy), capacity, lacking
 
 
-def _first_to_go(
-    known: _Known, count: int, by_frequency: bool = False
-) -> list[int]:
+def _with_rows(written: np.ndarray, keys: int) -> np.ndarray:
+    """Returns the versions of at least the rows of so many keys."""
+    return np.pad(written, (0, max(0, FIRST_ROW + keys - len(written))))
+
+
+def _rows(live: _Known, keys: np.ndarray) -> np.ndarray:
+    """Returns the rows of keys; `ABSENT` for a key without one."""
+    rows = [live.get(key, _NEW)[0] for key in keys.tolist()]
+    return np.array(rows, np.int64)
+
+
+def _first_to_go(known: _Known, count: int, policy: str) -> list[int]:
     """Returns up to `count` of the keys, in the order of eviction."""
-
-    def order(key: int) -> tuple[int, int, int]:
-        _, frequency, last_used = known[key]
-        return by_frequency * frequency, last_used, key
-
-    return heapq.nsmallest(count, known, order)
+    seen = _as_arrays(known)
+    order = eviction_order(policy, seen)
+    first: list[int] = seen.keys[order[:count]].tolist()
+    return first
 
 
-def _mix(bits: int) -> int:
-    """Applies splitmix64's finaliser to 64 bits."""
-    bits = (bits + 0x9E3779B97F4A7C15) & _BITS
-    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
-    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
-    return bits ^ (bits >> 31)
+def _as_arrays(known: _Known) -> LiveKeys:
+    """Returns keys and what is known of them."""
+    each = [(key, *of_key) for key, of_key in known.items()]
+    return LiveKeys(*np.array(each, np.int64).reshape([-1, 4]).T)
+
+
+def _forget(candidates: _Known, most: int) -> None:
+    """Drops the candidates seen longest ago if there are too many."""
+    excess = len(candidates) - most
+    for key in _first_to_go(candidates, excess, "lru") if excess > 0 else ():
+        del candidates[key]

@@ -9,7 +9,7 @@ update, counts the keys, and admits and evicts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,124 +17,135 @@ import tensorflow as tf
 
 from tfrs_embed.compat import graphs
 from tfrs_embed.ops.checks import Checks, Consensus
-from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_rules import ABSENT
-from tfrs_embed.storage.key_table import SPILL_KEYS, KeyRows
-from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.key_table import SPILL_KEYS, KeyRows, KeyTable
+from tfrs_embed.storage.keyed_shard import KeyedShard
 
 
-class Request(NamedTuple):
-    """A training step's keys of tables of one width, on one shard.
+class StepKeys(NamedTuple):
+    """Keys of tables of one width, on one shard, that one step looks up.
 
     Attributes:
-        tables: the tables' rows there.
+        places: which of the ids that a store was given these are.
+        table: the tables' keys.
+        shards: each of these tables.
         keys: [n] int64.
         table_of: [n] int32, each key's table; None: there is one table.
         counts: [n] int64, occurrences, 0 for padding; None: 1 each.
-        step: the step's number, a scalar int64; 1 for the first.
+        step: the step's number, a scalar int64, 1 for the first; None outside
+            of training.
     """
 
-    tables: KeyedShards
+    places: Sequence[int]
+    table: KeyTable
+    shards: Sequence[KeyedShard]
     keys: tf.Tensor
     table_of: tf.Tensor | None
     counts: tf.Tensor | None
-    step: tf.Tensor
+    step: tf.Tensor | None
 
+    def give(self, new: KeyRows, initial: tf.Tensor, reserved: bool) -> None:
+        """Gives new keys their rows, and makes room for them.
 
-class Reservation(NamedTuple):
-    """The rows that a step has reserved for its keys, on one shard.
+        Slots are left as they are if the rows are `reserved` only.
+        """
+        number = len(self.shards)
+        # Where all of it is.
+        with tf.device(self.table.host):
+            physical = tf.unstack(new.physical, number)
+            parts = [
+                tf.split(values, new.new_sizes, num=number)
+                if number > 1
+                else [values]
+                for values in (new.new_keys, new.new_rows, initial)
+            ]
+        for shard, rows in zip(self.shards, physical, strict=True):
+            shard.make_room(rows)
+        for shard, *of_table in zip(self.shards, *parts, strict=True):
+            shard.give(*of_table, parameters_only=reserved)
 
-    Attributes:
-        request: the keys.
-        rows: [n] int64, the keys' rows; for a key that is admitted a row with
-            its initial values, for another key without a row a row of zeros.
-        new_keys: [m] int64, the keys to admit, table after table.
-        new_sizes: [tables] int64, how many new keys each table has.
-        initial: [m, dim] float32, the new keys' initial values.
-    """
-
-    request: Request
-    rows: tf.Tensor
-    new_keys: tf.Tensor
-    new_sizes: tf.Tensor
-    initial: tf.Tensor
+    def make_initial(self, new: KeyRows) -> tf.Tensor:
+        """Makes new keys' initial values, [m, dim], in the order of tables."""
+        return initial_key_values.make_rows(
+            [shard.make_initial for shard in self.shards],
+            new.new_keys,
+            new.new_sizes,
+        )
 
 
 def reserve(
-    requests: Sequence[Request], consensus: Consensus | None = None
-) -> list[Reservation]:
+    step_keys: Sequence[StepKeys], consensus: Consensus | None = None
+) -> list[KeyRows]:
     """Finds the rows of a training step's keys; changes nothing visible.
 
-    The requests have the keys of all tables of the step. `consensus` decides
-    with other replicas whether there is room.
+    The keys are those of all tables of the step. `consensus` decides with other
+    replicas whether there is room. The rows of admitted keys have their initial
+    values; other keys without a row have a row of zeros.
 
     Raises:
         tf.errors.InvalidArgumentError: the keys need more rows than there are.
     """
     checks = Checks(consensus)
-    given = []
-    if not requests:
-        return []
-    host = requests[0].tables.key_table.host
+    found: list[KeyRows] = []
+    if not step_keys:
+        return found
+    host = step_keys[0].table.host
     with tf.device(host):
-        for request in requests:
-            tables, keys, table_of, counts, step = request
-            found = tables.key_table.reserve(keys, counts, step, table_of)
-            checks.require(
-                tf.reduce_all(tf.equal(found.lacking, 0)),
-                functools.partial(_no_room, request, found.lacking),
+        for each in step_keys:
+            rows = each.table.reserve(
+                each.keys, each.counts, each.step, each.table_of
             )
-            given.append(found)
+            checks.require(
+                tf.reduce_all(tf.equal(rows.lacking, 0)),
+                functools.partial(_no_room, each, rows.lacking),
+            )
+            found.append(rows)
         # The first three fields: rows, new keys and new rows.
-        guarded = checks.guard([t for g in given for t in g[:3]])
-    given = [
-        KeyRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
-        for i, g in enumerate(given)
+        guarded = checks.guard([t for rows in found for t in rows[:3]])
+    found = [
+        KeyRows._make([*guarded[3 * i : 3 * i + 3], *rows[3:]])
+        for i, rows in enumerate(found)
     ]
 
     def write() -> list[tf.Tensor]:
         made = []
-        for request, new in zip(requests, given, strict=True):
-            initial = request.tables.make_initial(new.new_keys, new.new_sizes)
-            for shard, keys, rows, values in _by_table(
-                request.tables, new, initial
-            ):
-                shard.write(PARAMETERS, rows, values)
-                shard.fetch(keys, rows, parameters_only=True)
-            made.append(initial)
+        for each, new in zip(step_keys, found, strict=True):
+            made.append(each.make_initial(new))
+            each.give(new, made[-1], reserved=True)
         return made
 
     def write_none() -> list[tf.Tensor]:
-        return [tf.zeros([0, request.tables.dim]) for request in requests]
+        return [tf.zeros([0, each.shards[0].table.dim]) for each in step_keys]
 
-    initial, rows = _if_any_new(host, given, write, write_none)
+    made, found = _if_any_new(host, found, write, write_none)
     return [
-        Reservation(request, found, g.new_keys, g.new_sizes, made)
-        for request, found, g, made in zip(
-            requests, rows, given, initial, strict=True
-        )
+        rows._replace(initial=initial)
+        for rows, initial in zip(found, made, strict=True)
     ]
 
 
-def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
+def commit(reserved: Sequence[tuple[StepKeys, KeyRows]]) -> list[tf.Tensor]:
     """Counts a step's keys, and gives rows to those that are admitted.
 
-    Returns, for each reservation, the rows to train, [n] int64. For keys
+    Returns, for each of `reserved`, the rows to train, [n] int64. For keys
     without one it is a row that nobody reads.
 
     Raises:
         tf.errors.InvalidArgumentError: another step has taken the rows that a
             table's keys need. That table has not changed.
     """
-    if not reservations:
+    if not reserved:
         return []
     given = [
-        tables.key_table.commit(keys, counts, reserved, step, table_of)
-        for (tables, keys, table_of, counts, step), reserved, *_ in reservations
+        each.table.commit(
+            each.keys, each.counts, rows.rows, each.step, each.table_of
+        )
+        for each, rows in reserved
     ]
-    owners = [s.owner for r in reservations for s in r.request.tables.shards]
+    owners = [shard.owner for each, _ in reserved for shard in each.shards]
     # All of it is on the host already.
-    host = reservations[0].request.tables.key_table.host
+    host = reserved[0][0].table.host
     with tf.device(host):
         lacking = tf.concat([each.lacking for each in given], 0)
         worst = tf.argmax(lacking)
@@ -152,32 +163,28 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         with tf.control_dependencies([room] if room is not None else []):
             given = [g._replace(rows=tf.identity(g.rows)) for g in given]
 
-    def reset() -> list[tf.Tensor]:
-        made = _initial_of(reservations, given)
-        for reservation, new, initial in zip(
-            reservations, given, made, strict=True
-        ):
-            tables = reservation.request.tables
-            for shard, keys, rows, values in _by_table(tables, new, initial):
-                shard.reset(rows, values)
-                shard.fetch(keys, rows)
+    def give() -> list[tf.Tensor]:
+        made = _initial_of(reserved, given)
+        for (each, _), new, initial in zip(reserved, given, made, strict=True):
+            each.give(new, initial, reserved=False)
         return []
 
-    _, rows = _if_any_new(host, given, reset, list)
+    _, given = _if_any_new(host, given, give, list)
+    rows = [each.rows for each in given]
     with tf.control_dependencies(graphs.capture(rows)):
-        for reservation, each in zip(reservations, given, strict=True):
-            reservation.request.tables.key_table.publish(each.versions)
+        for (each, _), new in zip(reserved, given, strict=True):
+            each.table.publish(new.versions)
     return rows
 
 
-def _no_room(request: Request, lacking: tf.Tensor) -> tf.Tensor:
+def _no_room(step_keys: StepKeys, lacking: tf.Tensor) -> tf.Tensor:
     """Returns an error's text: a step's keys lack rows; a scalar string.
 
     `lacking`, [tables] int64, says how many rows each table lacks.
     """
-    tables, keys, table_of, counts, _ = request
+    _, table, shards, keys, table_of, counts, _ = step_keys
     owners: list[tuple[str, Any]] = [
-        (shard.owner, shard.table.keys) for shard in tables.shards
+        (shard.owner, shard.table.keys) for shard in shards
     ]
 
     def text(
@@ -205,63 +212,40 @@ def _no_room(request: Request, lacking: tf.Tensor) -> tf.Tensor:
             f"{declared.MORE_ROOM}"
         ).encode()
 
-    absent = tf.equal(tables.key_table.lookup(keys, table_of).rows, ABSENT)
+    absent = tf.equal(table.lookup(keys, table_of).rows, ABSENT)
     if counts is not None:
         absent &= counts > 0
     if table_of is None:
         table_of = tf.zeros([0], tf.int32)
-    inputs = [tables.key_table.info(), lacking, absent, table_of, keys]
+    inputs = [table.info(), lacking, absent, table_of, keys]
     with tf.device("CPU:0"):
         made = tf.numpy_function(text, inputs, tf.string, stateful=False)
         return tf.ensure_shape(made, [])
 
 
-def _by_table(
-    tables: KeyedShards, new: KeyRows, initial: tf.Tensor
-) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """Makes room, and yields each table's shard, new keys, rows and values."""
-    number = len(tables.shards)
-    # Where all of it is.
-    with tf.device(tables.key_table.host):
-        physical = tf.unstack(new.physical, number)
-        parts = [
-            _split(values, new.new_sizes, number)
-            for values in (new.new_keys, new.new_rows, initial)
-        ]
-    for shard, rows in zip(tables.shards, physical, strict=True):
-        shard.make_room(rows)
-    return zip(tables.shards, *parts, strict=True)
-
-
-def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
-    if number == 1:
-        return [values]
-    split: list[tf.Tensor] = tf.split(values, sizes, num=number)
-    return split
-
-
 def _initial_of(
-    reservations: Sequence[Reservation], given: Sequence[KeyRows]
+    reserved: Sequence[tuple[StepKeys, KeyRows]], given: Sequence[KeyRows]
 ) -> list[tf.Tensor]:
-    """Returns the initial values of each request's new keys, [m, dim].
+    """Returns the initial values of new keys of each width, [m, dim].
 
     These are the reserved ones, unless another step has changed which keys are
     new.
     """
-    with tf.device(reservations[0].request.tables.key_table.host):
+    before = [rows for _, rows in reserved]
+    with tf.device(reserved[0][0].table.host):
         here, expected = (
             tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
-            for each in (given, reservations)
+            for each in (given, before)
         )
         same = tf.equal(tf.size(here), tf.size(expected))
         size = tf.minimum(tf.size(here), tf.size(expected))
         same &= tf.reduce_all(tf.equal(here[:size], expected[:size]))
     made: list[tf.Tensor] = tf.cond(
         same,
-        lambda: [tf.identity(r.initial) for r in reservations],
+        lambda: [tf.identity(rows.initial) for rows in before],
         lambda: [
-            r.request.tables.make_initial(each.new_keys, each.new_sizes)
-            for r, each in zip(reservations, given, strict=True)
+            each.make_initial(new)
+            for (each, _), new in zip(reserved, given, strict=True)
         ],
     )
     return made
@@ -269,14 +253,14 @@ def _initial_of(
 
 def _if_any_new(
     host: str,
-    given: Sequence[KeyRows],
+    found: Sequence[KeyRows],
     work: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+) -> tuple[list[tf.Tensor], list[KeyRows]]:
     """Runs `work` if there are new keys, else `otherwise`, on the keys' host.
 
-    Both return equally many tensors of the same dtypes. Returns these, and the
-    keys' rows, which exist after `work` has run.
+    Both return equally many tensors of the same dtypes. Returns these, and what
+    was found, with rows that exist after `work` has run.
     """
 
     def do() -> list[tf.Tensor]:
@@ -284,9 +268,11 @@ def _if_any_new(
         return [*work(), tf.constant(True)]
 
     with tf.device(host):
-        new = tf.add_n([tf.size(g.new_keys) for g in given])
+        new = tf.add_n([tf.size(each.new_keys) for each in found])
         *made, done = tf.cond(
             new > 0, do, lambda: [*otherwise(), tf.constant(False)]
         )
         with tf.control_dependencies([done]):
-            return made, [tf.identity(g.rows) for g in given]
+            return made, [
+                each._replace(rows=tf.identity(each.rows)) for each in found
+            ]

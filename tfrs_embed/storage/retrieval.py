@@ -421,15 +421,13 @@ def _rows_of_served(table: Any) -> _Rows:
 
 def _rows_of_keys(shard: KeyedShard) -> _Rows:
     """Returns a shard's rows that have keys, also those in a spill."""
-    # Imported here, as few tables have keys.
-    from tfrs_embed.storage.keyed_shard import KeyedShards
-
+    table = shard.key_table
     # Keys are sorted, so that among equal scores the lower key is first.
-    keys = tf.sort(shard.key_table.export().keys)
-    alone = KeyedShards([shard])
+    keys = tf.sort(table.export().keys)
 
     def read(start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        return alone.read(shard.key_table.lookup(keys[start : start + size]))
+        found = table.lookup(keys[start : start + size])
+        return shard.store.read_found(table, found)
 
     def ids_of(rows: tf.Tensor) -> tf.Tensor:
         # A shard without keys has none to gather.

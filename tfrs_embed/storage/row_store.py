@@ -236,6 +236,13 @@ class RowStore(abc.ABC):
         `values` are [n, dim] or [n] of the rows' dtype, or one scalar for all.
         """
 
+    def read_ahead(self, table: str, ids: tf.Tensor) -> list[tf.Operation]:
+        """Begins to read the rows of ids, [n] int64, that are in files.
+
+        Returns the operations that do so.
+        """
+        return []
+
     @abc.abstractmethod
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
         """Updates rows that have gradients; `updates` have no variables."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -147,6 +148,8 @@ class ShardedVariable(CompositeVariable, Rows):
         if len(hosts) > 1 and self._has_values:
             self.hosts = sorted(hosts)
         self._parts = [part for part, _ in held]
+        # The parts to read here, with each row and column once.
+        self._sources = list(held[:1] if copied else held)
         self.replicas = replicas
         self._by_rank = dict(parts or {})
         self._copied = copied
@@ -180,14 +183,6 @@ class ShardedVariable(CompositeVariable, Rows):
         """The bytes that this worker writes: about its share of the table."""
         return super().nbytes // self.workers
 
-    def _require_values(self) -> None:
-        """Raises NoValuesError where the strategy's TPUs are not connected."""
-        if not self._has_values:
-            raise NoValuesError(
-                f"'{self._shared_name}' has no values: programs for its TPUs "
-                "are checked, but no TPU is connected."
-            )
-
     def numpy(self) -> np.ndarray:
         """Returns the whole table or slot."""
         whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
@@ -218,47 +213,50 @@ class ShardedVariable(CompositeVariable, Rows):
         if self.table is not None:
             self.table.assigned()
 
-    def _sources(self) -> list[tuple[Part, tf.Variable]]:
-        """Returns the parts to read here, with each row and column once."""
-        parts = list(zip(self._parts, self._variables, strict=True))
-        return parts[:1] if self._copied else parts
-
     def held(self) -> list[HeldRows]:
         """Returns this process's rows; none if it lacks columns of its rows."""
-        self._require_values()
-        parts = self._sources()
-        if all(part.columns is None for part, _ in parts):
-            return [self._held([each]) for each in parts]
-        return [self._held(parts)] if len(parts) == len(self._by_rank) else []
+        _require_values(self)
+        size = math.prod(self.shape[1:]) * self.dtype.size
+        groups = [self._sources]  # Each has columns of the same rows.
+        if all(part.columns is None for part, _ in self._sources):
+            groups = [[source] for source in self._sources]
+        elif len(self._sources) != len(self._by_rank):
+            return []
 
-    def _held(self, parts: Sequence[tuple[Part, tf.Variable]]) -> HeldRows:
-        """Returns the rows of parts that have columns of the same rows."""
-
-        def gather(wanted: np.ndarray) -> tf.Tensor:
+        def gather(
+            parts: Sequence[tuple[Part, tf.Variable]], wanted: np.ndarray
+        ) -> tf.Tensor:
             columns = [
-                self._unpadded(read_variable(variable, part.offset + wanted))
+                _read(variable, part.offset + wanted, self.shape)
                 for part, variable in parts
             ]
             with tf.device("CPU:0"):
                 return concat(columns, 1)
 
-        rows = len(parts[0][0].rows)
-        size = rows * math.prod(self.shape[1:]) * self.dtype.size
-        return HeldRows(rows, size, gather)
+        counts = [len(parts[0][0].rows) for parts in groups]
+        return [
+            HeldRows(n, n * size, functools.partial(gather, parts))
+            for n, parts in zip(counts, groups, strict=True)
+        ]
 
     def gather_rows(self, rows: RowNumbers) -> tf.Tensor:
-        found = [(p, self._of_part(rows, p, v)) for p, v in self._sources()]
+        found = [
+            (part, _read(variable, part.find(rows)[1], self.shape))
+            for part, variable in self._sources
+        ]
         return _joined(rows, found)
 
     def collect_rows(self, rows: RowNumbers) -> tf.Tensor:
-        self._require_values()
+        _require_values(self)
         if self.replicas is None or self.workers == 1:
             return self.gather_rows(rows)
         parts, variables = self._by_rank, iter(self._variables)
         none = np.zeros([0, *self._row], self.dtype.as_numpy_dtype)
         by_rank = self._collect(
             [
-                self._of_part(rows, parts[rank], next(variables)).numpy()
+                _read(
+                    next(variables), parts[rank].find(rows)[1], self.shape
+                ).numpy()
                 if rank in parts
                 else none
                 for rank in self.replicas.ranks
@@ -267,19 +265,6 @@ class ShardedVariable(CompositeVariable, Rows):
         return _joined(
             rows, [(p, by_rank[rank]) for rank, p in self._by_rank.items()]
         )
-
-    def _of_part(
-        self, rows: RowNumbers, part: Part, variable: tf.Variable
-    ) -> tf.Tensor:
-        """Returns those rows that a part has, in the host's memory."""
-        return self._unpadded(read_variable(variable, part.find(rows)[1]))
-
-    def _unpadded(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows without a variable's columns beyond the table's."""
-        if rows.shape[1:] == self.shape[1:] or rows.shape.rank == 1:
-            return rows
-        with tf.device("CPU:0"):
-            return rows[:, : self.shape[1]]
 
     def local(self) -> tuple[Any, Sequence[tf.Variable]]:
         parts = tuple(self._by_rank.items())
@@ -353,7 +338,8 @@ class ShardedVariable(CompositeVariable, Rows):
             if part.columns is None:
                 continue  # The first worker has written its copy.
             for at, size in blocks(shape, self.dtype):
-                values = self._of_part(rows[at : at + size], part, variable)
+                held = part.find(rows[at : at + size])[1]
+                values = _read(variable, held, self.shape)
                 yield TensorSlice(
                     in_delta(key), values, shape, at, part.columns[0]
                 )
@@ -389,6 +375,29 @@ class ShardedVariable(CompositeVariable, Rows):
                 "without experimental_enable_async_checkpoint."
             )
         copy_for_saving(self, object_map)
+
+
+def _require_values(variable: ShardedVariable) -> None:
+    """Raises NoValuesError where the strategy's TPUs are not connected."""
+    if not variable._has_values:
+        raise NoValuesError(
+            f"'{variable._shared_name}' has no values: programs for its TPUs "
+            "are checked, but no TPU is connected."
+        )
+
+
+def _read(
+    variable: tf.Variable, rows: RowNumbers, shape: tf.TensorShape
+) -> tf.Tensor:
+    """Returns rows of a part, by their numbers there, in the host's memory.
+
+    Columns beyond those of the table's `shape` are left out.
+    """
+    found = read_variable(variable, rows)
+    if found.shape[1:] == shape[1:] or found.shape.rank == 1:
+        return found
+    with tf.device("CPU:0"):
+        return found[:, : shape[1]]
 
 
 def _joined(rows: RowNumbers, found: Sequence[tuple[Part, Any]]) -> tf.Tensor:

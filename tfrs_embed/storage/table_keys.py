@@ -7,22 +7,24 @@ key.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     FREQUENCY,
     LAST_USED,
 )
 from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.storage.gathering import Gathering
-from tfrs_embed.storage.key_room import KeyRoom
-from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW
+from tfrs_embed.storage.key_rules import ABSENT, LiveKeys, eviction_order
 from tfrs_embed.storage.keyed_shard import KeyedShard
 
 #: The counters of keys with rows, each [n] int64.
@@ -32,8 +34,23 @@ COUNTERS = (FREQUENCY, LAST_USED)
 class TableKeys:
     """A table's keys, counters and rows, of this process's shards.
 
-    `names` are "parameters" and the slots' names. A `KeyedVariable` reads and
-    writes each part. Errors name the table as `owner`.
+    A `KeyedVariable` reads and writes each part. A restore first reads and
+    checks keys, counters and candidates, which `take` keeps. `restore_keys`
+    then replaces all keys. Rows and slots follow.
+
+    Args:
+        table: the table.
+        shards: this process's shards.
+        replicas: the replicas that share the table.
+        step: the engine's number of updates.
+
+    Attributes:
+        names: "parameters" and the slots' names.
+        by_rank: this process's shards, with their ranks.
+        owner: the table, for errors.
+        rules: when keys of each shard get and lose rows.
+        source: the checkpoint from which new keys were last taken.
+        num_taken: the number of these keys.
     """
 
     def __init__(
@@ -41,58 +58,41 @@ class TableKeys:
         table: TableSpec,
         shards: Sequence[KeyedShard],
         replicas: Replicas,
+        step: Any,
     ) -> None:
         self.names = tuple(shards[0].variables)
         self.shards = tuple(shards)
+        self.by_rank = list(zip(replicas.ranks, shards, strict=True))
         layer = f" of layer '{table.owner}'" if table.owner else ""
         self.owner = f"Table '{table.name}'{layer}"
-        self.room = KeyRoom(table, replicas.world, self.owner)
         self.replicas = replicas
         self.gather = Gathering(replicas, f"read the keys of {self.owner}")
+        self.source: str | None = None
+        self.num_taken = 0
+        self._declared: Any = table.keys
+        self.rules = shards[0].rules
+        self._step = step
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
+        # Keys that were taken and not yet restored, in the checkpoint's order,
+        # with counters and candidates by name.
+        self._taken: tuple[np.ndarray, Mapping[str, np.ndarray]] | None = None
+        # The largest restored step of last use, until `count_from_step`.
+        self._newest = 0
+        self._has_step = False
 
-    def by_ranks(self) -> list[tuple[int, KeyedShard]]:
-        """Returns this process's shards, with their ranks."""
-        return list(zip(self.replicas.ranks, self.shards, strict=True))
-
-    def local_counts(self) -> dict[int, int]:
-        """Returns the number of keys of this process's shards, by rank."""
-        return {r: s.key_table.numbers().size for r, s in self.by_ranks()}
+    def shards_of(self, keys: np.ndarray) -> np.ndarray:
+        """Returns keys' shards, [n] int64, as [n] int32."""
+        return key_shards.shards_of(
+            keys, self.replicas.world, self._declared.MIXED
+        )
 
     def numbers(self, name: str) -> list[int]:
         """Returns each shard's number of `KeyNumbers`; all workers call it."""
         here = [getattr(s.key_table.numbers(), name) for s in self.shards]
         return self.gather.numbers(here)
-
-    def have_rows(self, keys: np.ndarray) -> np.ndarray:
-        """Returns whether keys have rows in this process, [n] bool."""
-        found = np.zeros(len(keys), bool)
-        for _, places, _ in self.located(keys):
-            found[places] = True
-        return found
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the keys' rows on their shards, [n] int64; -1: none.
-
-        All workers must call with the same keys.
-        """
-        found = []
-        for _, places, rows in self.located(keys):
-            here = np.full(len(keys), -1)
-            here[places] = rows - FIRST_ROW
-            found.append(here)
-        return np.max(self.gather(found), 0)
-
-    def statistics(self) -> list[np.ndarray]:
-        """Returns `last`, `total` and `spill` of shards' `KeyNumbers`, [12].
-
-        The shards are those of this process.
-        """
-        numbers = [shard.key_table.numbers() for shard in self.shards]
-        return [np.array([*n.last, *n.total, *n.spill]) for n in numbers]
 
     def moment(self) -> list[tuple[int, ...]]:
         """Returns numbers that change with this process's keys."""
@@ -112,45 +112,59 @@ class TableKeys:
                 f"{what}. Do it between steps, in the thread that trains."
             )
 
-    def check_keys(self, keys: np.ndarray) -> None:
-        """Checks keys before they replace all keys.
+    def require_room(self, keys: np.ndarray) -> None:
+        """Requires room for all keys, [n] int64.
 
         Raises:
-            ValueError: they aren't int64, [n] ascending, or a shard has no room
-                for them.
+            ValueError: a shard has no room for all of its keys.
         """
-        if keys.dtype != np.int64 or keys.ndim != 1:
+        shortage = self._shortage(keys)
+        if shortage:
             raise ValueError(
-                f"{self.owner}: keys must be int64 of shape [n], got "
-                f"{keys.dtype} of shape {list(keys.shape)}."
+                f"{self.owner} has no room for {len(keys)} keys: {shortage}. "
+                f"{self._declared.MORE_ROOM} "
+                "To restore a part of a checkpoint's keys, those that the "
+                "table would evict last, use "
+                "tfrs_embed.checkpoint.growing_tables(shrink=True)."
             )
-        if not np.all(keys[1:] > keys[:-1]):
-            raise ValueError(
-                f"{self.owner}: keys must be ascending, each of them once."
-            )
-        self.room.require(keys)
+
+    def _shortage(self, keys: np.ndarray) -> str:
+        """Names the fullest of the keys' shards if it lacks room; else ""."""
+        world, room = self.replicas.world, self.rules.room
+        sizes = np.bincount(self.shards_of(keys), minlength=world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] <= room:
+            return ""
+        return (
+            f"shard {fullest} of {world} would hold {sizes[fullest]} of "
+            f"them, and has at most {room} rows"
+        )
 
     def replace(
         self, keys: np.ndarray, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """Replaces all keys, [n] int64; returns which found room, [n] bool.
 
-        `known` has counters and candidates by name. Missing counters are zeros.
+        Those find room that are evicted last. `known` has counters and
+        candidates by name. Missing counters are zeros.
         """
-        kept = self.room.choose(keys, known)
         zeros = np.zeros(len(keys), np.int64)
-        frequency, last_used = (known.get(name, zeros) for name in COUNTERS)
+        given = LiveKeys(keys, None, *(known.get(n, zeros) for n in COUNTERS))
         candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
-        shard_of = np.where(kept, self.room.shards_of(keys), -1)
-        shard_of_candidate = self.room.shards_of(candidates[:, 0])
-        for rank, shard in self.by_ranks():
-            mine = shard_of == rank
+        shard_of = self.shards_of(keys)
+        room = self.rules.room
+        if np.any(np.bincount(shard_of) > room):
+            order = eviction_order(self.rules.policy, given)
+            for rank in range(self.replicas.world):
+                mine = order[shard_of[order] == rank]
+                shard_of[mine[: max(0, len(mine) - room)]] = -1
+        shard_of_candidate = self.shards_of(candidates[:, 0])
+        for rank, shard in self.by_rank:
             shard.replace(
-                keys[mine],
-                frequency[mine],
-                last_used[mine],
+                given.select(shard_of == rank),
                 candidates[shard_of_candidate == rank],
             )
+        kept: np.ndarray = shard_of >= 0
         if self.replicas.workers > 1:
             self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept
@@ -162,9 +176,9 @@ class TableKeys:
         if there is no room for them.
         """
         live = self.gather([shard.live().keys for shard in self.shards])
-        self.room.require(np.union1d(np.concatenate(live), keys))
-        shard_of = self.room.shards_of(keys)
-        for rank, shard in self.by_ranks():
+        self.require_room(np.union1d(np.concatenate(live), keys))
+        shard_of = self.shards_of(keys)
+        for rank, shard in self.by_rank:
             shard.add(keys[shard_of == rank], step)
 
     def keys_to_write_for(self) -> np.ndarray:
@@ -202,47 +216,64 @@ class TableKeys:
         self, keys: np.ndarray
     ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
         """Yields each shard, the indices of keys with rows there, the rows."""
-        shard_of = self.room.shards_of(keys)
-        for rank, shard in self.by_ranks():
+        shard_of = self.shards_of(keys)
+        for rank, shard in self.by_rank:
             places = np.flatnonzero(shard_of == rank)
             rows = shard.find(keys[places])
             found = rows != ABSENT
             yield shard, places[found], rows[found]
 
-    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
-        """Removes unique keys; returns how many had rows in this process.
+    def take(
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray], source: str
+    ) -> None:
+        """Keeps keys of a checkpoint, and what is known, for `restore_keys`.
 
-        If `evicted`, they count as evicted.
+        Raises:
+            ValueError: a shard has no room for its own.
         """
-        shard_of = self.room.shards_of(keys)
-        rows = [
-            shard.key_table.remove(keys[shard_of == rank], evicted)
-            for rank, shard in self.by_ranks()
-        ]
-        return int(np.sum(np.concatenate(rows) != ABSENT))
+        evicts = self.rules.evicts and LAST_USED in known
+        if not evicts and not growth.may_shrink():
+            self.require_room(keys)
+        self._taken = keys, known
+        self.source, self.num_taken = source, len(keys)
 
+    def restore_keys(self) -> None:
+        """Replaces all keys by those taken, once; resets rows and slots."""
+        if self._taken is None:
+            return
+        keys, known = self._taken
+        self._taken = None
+        kept = self.replace(keys, known)
+        chief = self.replicas.worker == 0
+        if chief and not kept.all() and not growth.may_shrink():
+            warnings.warn(
+                f"{self.owner} leaves out {np.sum(~kept)} of {len(keys)} keys "
+                f"of '{self.source}': {self._shortage(keys)}. "
+                f"These are the keys that eviction={self._declared.eviction!r} "
+                "evicts first. More rows make room for all keys.",
+                UserWarning,
+                stacklevel=2,
+            )
+        seen = known.get(LAST_USED, np.zeros([0], np.int64))
+        if CANDIDATES in known:
+            seen = np.append(seen, known[CANDIDATES][:, 2])
+        self._newest = int(seen.max(initial=0))
+        if self._has_step:
+            self.count_from_step()
 
-def checked_integers(
-    name: str, values: np.ndarray, keys: int, what: str
-) -> np.ndarray:
-    """Returns counters as [keys] int64, or candidates as [c, 3] int64.
+    def count_from_step(self) -> None:
+        """Shifts restored steps of last use back, to this layer's step.
 
-    Errors name the table as `what`.
-
-    Raises:
-        ValueError: the shape or dtype is wrong, or two candidates have one key.
-    """
-    values = np.asarray(values)
-    wanted: list[int | None] = [keys]
-    text = f"[{keys}], one for each key"
-    if name == CANDIDATES:
-        wanted, text = [None, 3], "[c, 3]"
-    fits = tf.TensorShape(wanted).is_compatible_with(values.shape)
-    if not fits or values.dtype.kind not in "iu":
-        raise ValueError(
-            f"{what}: {name} must be integers of shape {text}, got "
-            f"{values.dtype} of shape {list(values.shape)}."
-        )
-    if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
-        raise ValueError(f"{what}: candidates must all differ.")
-    return values.astype(np.int64)
+        A table that is restored without its layer keeps its new layer's step,
+        which may be smaller. Call it after the step was restored, if one is.
+        """
+        self._has_step = True
+        later = min(0, int(np.asarray(self._step)) - self._newest)
+        self._newest = 0
+        if later == 0:
+            return
+        for shard in self.shards:
+            shard.set_known(
+                last_used=shard.live().last_used + later,
+                candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
+            )

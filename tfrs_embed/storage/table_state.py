@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +27,14 @@ from tfrs_embed.checkpoint.rows import (
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
     from tfrs_embed.storage.retrieval import Exchange
-    from tfrs_embed.storage.row_store import RowStore
-    from tfrs_embed.storage.sharded import Part
 
 
 #: What can be set; other names would have no effect.
@@ -150,7 +151,7 @@ class TableState(Trackable, TrackedTable):
             TypeError: when set, if it is not a bool.
         """
         if self.freezing is None:
-            layer = self._keras_layer()
+            layer = _keras_layer(self)
             return layer is None or bool(layer.trainable)
         return self.spec.name not in self.freezing.frozen
 
@@ -159,7 +160,7 @@ class TableState(Trackable, TrackedTable):
         where = f"Table '{self.spec.name}'"
         value = flag(value, f"{where}: trainable")
         if self.spec.keys is not None or (
-            self.freezing is None and self._keras_layer() is None
+            self.freezing is None and _keras_layer(self) is None
         ):
             raise NotImplementedError(
                 f"{where} can't be frozen by itself: it has DynamicKeys, or a "
@@ -176,7 +177,7 @@ class TableState(Trackable, TrackedTable):
                 self.strategy, f"setting trainable = {value} of {where}"
             )
         if self.freezing is None:
-            self._keras_layer().trainable = value
+            _keras_layer(self).trainable = value
             return
         if self.freezing.is_traced:
             warnings.warn(
@@ -188,19 +189,6 @@ class TableState(Trackable, TrackedTable):
             self.freezing.frozen.discard(self.spec.name)
         else:
             self.freezing.frozen.add(self.spec.name)
-
-    def _keras_layer(self) -> Any:
-        """The Keras layer that holds the table, or None."""
-        layer = self.layer()
-        return None if layer is None else layer._keras_layer(self.spec.name)
-
-    def hold(
-        self,
-        sources: Sequence[tuple[Part, RowStore]],
-        exchange: Exchange | None = None,
-    ) -> None:
-        """Says where this process holds the table; see the attributes."""
-        self.sources, self.exchange = sources, exchange
 
     def belong_to(self, layer: Any, hashed_by: str | None) -> None:
         """Says whose table it is; see the attributes."""
@@ -214,29 +202,13 @@ class TableState(Trackable, TrackedTable):
             if isinstance(variable, CheckpointValue)
             else VariableRows(f"{self.spec.name}/{name}", variable)
         )
-        saved.initial = lambda start: self._initial(name, start)
+        saved.initial = functools.partial(_initial_rows, self, name)
         saved.growing = self._growing
         saved.table = self
         self.saved[name] = saved
         saver.mark(variable, saved)
         # This restores a value that a checkpoint is waiting to restore.
         self._track_trackable(variable, name, overwrite=True)
-
-    def _initial(
-        self, name: str, first: int
-    ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields a variable's initial rows from row `first` on."""
-        if name != PARAMETERS:
-            slot = self.rule_slots[name]
-            row = slot.row(self.spec.dim)
-            count = self.spec.vocabulary_size - first
-            for start, size in blocks([count, *row], tf.float32):
-                yield first + start, tf.fill([size, *row], slot.initial)
-            return
-        for start, rows in initial_blocks(self.spec):
-            cut = max(0, first - start)
-            if cut < rows.shape[0]:
-                yield start + cut, rows[cut:]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
@@ -298,7 +270,7 @@ class TableState(Trackable, TrackedTable):
                 f"{where}: {self.hashed_by} has hashing, which makes rows of "
                 "its ids, so that several ids share a row."
             )
-        known = self._numbers(ids)
+        known = as_numbers(self.spec, ids)
         unique, counts = np.unique(known, return_counts=True)
         if len(unique) < len(known):
             raise ValueError(
@@ -307,22 +279,6 @@ class TableState(Trackable, TrackedTable):
             )
         rows = _as_vectors(vectors, (len(known), self.spec.dim), where)
         self.assign_numbers(known, rows)
-
-    def _numbers(self, ids: Any) -> np.ndarray:
-        """Returns ids as numbers of rows, [n] int64; see `assign`."""
-        where, given = f"Table '{self.spec.name}'", np.asarray(ids)
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(
-                f"{where}: ids must be integers, got {given.dtype}."
-            )
-        rows = self.spec.vocabulary_size
-        outside = given[(given < 0) | (given >= rows)]
-        if given.ndim != 1 or outside.size:
-            said = f"id {outside[0]}" if outside.size else f"{given.shape}"
-            raise ValueError(
-                f"{where}: ids must be [n], from 0 to {rows - 1}, got {said}."
-            )
-        return given.astype(np.int64)
 
     def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         """Sets rows of unique ids, or keys, [n] int64; see `assign`."""
@@ -333,9 +289,6 @@ class TableState(Trackable, TrackedTable):
             for part, store in self.sources:
                 row, here = part.locate(ids)
                 store.marks.mark_some(self.spec.name, tf.constant(row[here]))
-
-    def step_restored(self) -> None:
-        """Called when the layer's step exists and, if pending, was restored."""
 
     def top_k(
         self, queries: Any, k: int, exclude: Any = None
@@ -392,36 +345,18 @@ class TableState(Trackable, TrackedTable):
         return retrieval.retrieve(self, queries, k, exclude)
 
     def read_ahead(self, ids: tf.Tensor) -> list[tf.Operation]:
-        """Begins to read rows, [n] int32 or int64, that are in files.
+        """Begins to read the rows of ids or keys, [n], that are in files.
 
         Returns the operations that do so.
         """
-        return [
-            variables[0].files.read_ahead(variables, rows)
-            for variables, rows in self._held_rows(ids)
-        ]
-
-    def pages_in_memory(self, ids: tf.Tensor) -> tuple[int, int]:
-        """Counts the pages of rows and slots in files, and those in memory.
-
-        These are of rows, [n] int32 or int64, that this process holds. A page
-        counts once.
-        """
-        counts = [
-            variables[0].files.pages_in_memory(variables, rows).numpy()
-            for variables, rows in self._held_rows(ids)
-        ]
-        pages, here = np.sum([(0, 0), *counts], 0).tolist()
-        return pages, here
-
-    def _held_rows(
-        self, ids: tf.Tensor
-    ) -> Iterator[tuple[list[Any], tf.Tensor]]:
-        """Yields variables of this process, and the places of rows in them."""
+        ids, begun = tf.cast(ids, tf.int64), []
         for part, store in self.sources:
-            row, here = part.locate(tf.cast(ids, tf.int64))
-            variables = [*store.variables(self.spec.name).values()]
-            yield variables, tf.boolean_mask(row, here)
+            here = ids
+            if self.spec.keys is None:
+                rows, is_here = part.locate(ids)
+                here = tf.boolean_mask(rows, is_here)
+            begun += store.read_ahead(self.spec.name, here)
+        return begun
 
     @property
     def table(self) -> Any:
@@ -478,6 +413,60 @@ class Tables(Trackable, Mapping[str, TableState]):
                 if table != name and in_saved_model(table) == name:
                     return state
         return found
+
+
+def _keras_layer(table: TableState) -> Any:
+    """The Keras layer that holds a table, or None."""
+    layer = table.layer()
+    return None if layer is None else layer._keras_layer(table.spec.name)
+
+
+def _initial_rows(
+    table: TableState, name: str, first: int
+) -> Iterator[tuple[int, tf.Tensor]]:
+    """Yields initial rows, from row `first` on, of the variable `name`."""
+    if name != PARAMETERS:
+        slot = table.rule_slots[name]
+        row = slot.row(table.spec.dim)
+        count = table.spec.vocabulary_size - first
+        for start, size in blocks([count, *row], tf.float32):
+            yield first + start, tf.fill([size, *row], slot.initial)
+        return
+    for start, rows in initial_blocks(table.spec):
+        cut = max(0, first - start)
+        if cut < rows.shape[0]:
+            yield start + cut, rows[cut:]
+
+
+def as_numbers(spec: TableSpec, ids: Any) -> np.ndarray:
+    """Returns ids, or keys of a table's dtype, [n], as int64.
+
+    Raises:
+        TypeError: they are of another dtype.
+        ValueError: they have another shape, or ids are no numbers of rows.
+    """
+    where = f"Table '{spec.name}'"
+    if spec.keys is not None:
+        keys = as_int64(where, spec.keys.dtype, ids, Checks())
+        array: Any = keys.numpy() if tf.is_tensor(keys) else None
+        if array is None or array.ndim != 1:
+            raise ValueError(
+                f"{where}: keys must be a Tensor of shape [n], got "
+                f"{type(keys).__name__} of shape "
+                f"{getattr(keys, 'shape', None)}."
+            )
+        return array
+    given = np.asarray(ids)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"{where}: ids must be integers, got {given.dtype}.")
+    rows = spec.vocabulary_size
+    outside = given[(given < 0) | (given >= rows)]
+    if given.ndim != 1 or outside.size:
+        said = f"id {outside[0]}" if outside.size else f"{given.shape}"
+        raise ValueError(
+            f"{where}: ids must be [n], from 0 to {rows - 1}, got {said}."
+        )
+    return given.astype(np.int64)
 
 
 def _as_vectors(value: Any, shape: tuple[int, int], where: str) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage.dynamic_table import DynamicTable
+from tfrs_embed.storage.mapped_files import pages_in_memory
 from tfrs_embed.tools.monitoring.reports import LookupReport, top_shares
 from tfrs_embed.tools.planner.batches import read_batches
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES
@@ -76,7 +77,7 @@ def _count(
     shares = [len(np.unique(ids)) / len(ids) for ids in batches if len(ids)]
     pages = here = 0
     if table.storage is not None:
-        found = [state.pages_in_memory(np.unique(ids)) for ids in batches]
+        found = [pages_in_memory(state, np.unique(ids)) for ids in batches]
         pages, here = map(sum, zip(*found, strict=True))
     return LookupReport(
         ids=statistics.fmean(len(ids) for ids in batches),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage.dynamic_table import DynamicTable
+from tfrs_embed.storage.dynamic_table import DynamicTable, local_counters
 from tfrs_embed.storage.table_state import TableState
 from tfrs_embed.tools.monitoring import lookups, rows
 from tfrs_embed.tools.monitoring.reports import (
@@ -258,7 +258,7 @@ def _with_keys(
     """Adds the counters of a table with `DynamicKeys`."""
     if not isinstance(state, DynamicTable):
         return report
-    live, counts = state.local_counters()
+    live, counts = local_counters(state)
     size = len(live.keys)
     shares = top_shares(live.frequency, size)
     return dataclasses.replace(
