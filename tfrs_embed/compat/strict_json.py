@@ -34,7 +34,7 @@ def parse(text: str | bytes, what: str) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_shorten(text)} is no finite number")
+        raise ValueError(f"{text:.60} is no finite number")
     return number
 
 
@@ -121,10 +121,4 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
 
 
 def _wrong(where: str, wanted: str, value: Any) -> ValueError:
-    return ValueError(
-        f"{where} must be {wanted}, got {_shorten(json.dumps(value))}."
-    )
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return ValueError(f"{where} must be {wanted}, got {json.dumps(value):.60}.")
