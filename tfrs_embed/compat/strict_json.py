@@ -84,8 +84,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
             _decode(arguments[0], v, f"{where}[{i}]") for i, v in items
         )
     if arguments:  # A Literal's.
-        choice(value, arguments, where)
-        return value
+        return choice(value, arguments, where)
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

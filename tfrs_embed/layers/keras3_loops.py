@@ -134,13 +134,16 @@ def fit(
                 f"keras.callbacks.Callback, got {each!r} of "
                 f"{type(each).__module__}."
             )
-    settings = {
+    lengths: dict[str, Any] = {
         "epochs": epochs,
         "steps_per_epoch": steps_per_epoch,
-        "steps_per_execution": model.steps_per_execution,
-        "validation_data": validation_data is not None,
         "validation_steps": validation_steps,
         "validation_freq": validation_freq,
+    }
+    settings = {
+        **lengths,
+        "steps_per_execution": model.steps_per_execution,
+        "validation_data": validation_data is not None,
         # All workers stop, and read sharded tables, together.
         "callbacks": [
             type(each).__name__
@@ -156,15 +159,12 @@ def fit(
     with _loop(model, distributed, strategy), _Files(strategy, listed) as files:
         return model.fit(
             distributed,
-            epochs=epochs,
             callbacks=[*listed, _Start(strategy, files)],
             validation_data=validation[0] if validation else None,
             verbose=verbose,
             shuffle=False,  # Keras would remark on it.
             initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
+            **lengths,
         )
 
 
