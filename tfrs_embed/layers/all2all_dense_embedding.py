@@ -195,10 +195,10 @@ class All2AllDenseEmbedding(TableLayer):
         keys = inputs if rows else tf.convert_to_tensor(inputs)
         dtype = self._arguments.given["key_dtype"]
         if rows or keys.dtype != dtype:
+            kind = type(keys).__name__ if rows else "Tensor"
             raise TypeError(
                 f"Layer '{self.name}': keys must be a Tensor of key_dtype="
-                f"{dtype.name}, got a {type(keys).__name__} of "
-                f"{keys.dtype.name}."
+                f"{dtype.name}, got a {kind} of {keys.dtype.name}."
             )
         return super().call(keys, training=training)
 
