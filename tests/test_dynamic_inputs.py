@@ -199,7 +199,7 @@ def test_rows_of_an_initializer_of_keys():
 
 
 WRONG_KEYS = [
-    ("int64", tf.constant([1.0]), "int64, .* got float32"),
+    ("int64", tf.constant([1.0]), "int64, .* got float"),
     ("int64", tf.constant(["a"]), "int64, .* got string"),
     ("int64", tf.constant([True]), "int64, .* got bool"),
     ("int64", tf.constant([1], tf.uint64), "int64, .* got uint64.* width"),
@@ -455,26 +455,34 @@ class TestDynamicEmbedding:
             ({"initial_vocabulary": ["a", b"a"]}, ValueError, "a key twice"),
             ({"initial_vocabulary": ["a", ""]}, ValueError, "an empty string"),
             ({"initial_vocabulary": [["a"]]}, TypeError, r"\[n\]"),
-            ({"initial_vocabulary": [1.5]}, TypeError, "integers or strings"),
+            (
+                {"initial_vocabulary": [1.5]},
+                TypeError,
+                "be int64, .* got float",
+            ),
             ({"initial_vocabulary": 5}, TypeError, "strings, got 5"),
             ({"initial_vocabulary": "ab"}, TypeError, "strings, got 'ab'"),
-            ({"initial_vocabulary": [True]}, TypeError, "integers or strings"),
-            ({"initial_vocabulary": ["a", 1]}, TypeError, "got .'a', 1."),
+            (
+                {"initial_vocabulary": [True]},
+                TypeError,
+                "be int64, .* got bool",
+            ),
+            ({"initial_vocabulary": ["a", 1]}, TypeError, "vocabulary"),
             ({"initial_vocabulary": ["a", None]}, TypeError, "None"),
             (
                 {"initial_vocabulary": ["a"], "key_dtype": "int64"},
                 TypeError,
-                "is of string, and key_dtype is int64",
+                "be int64, .* got string",
             ),
             (
                 {"initial_vocabulary": [3, 300], "key_dtype": "int8"},
-                ValueError,
-                "has 300, which is no int8",
+                TypeError,
+                "must be int8, got 300",
             ),
             (
                 {"initial_vocabulary": [2**64 - 1]},
-                ValueError,
-                f"has {2**64 - 1}, which is no int64",
+                TypeError,
+                f"must be int64, got {2**64 - 1}",
             ),
             (
                 {"input_dim": 3, "eviction_policy": "x"},

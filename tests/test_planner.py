@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import tfrs_embed
 from numpy_step_messages import Place, padded, simulate
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
-from tfrs_embed.compat import strict_json
 from tfrs_embed.configs.hardware import hardware
 from tfrs_embed.configs.parsing import parse
 from tfrs_embed.distribution import (
@@ -1226,12 +1225,9 @@ def test_no_json(text):
     "text, message",
     [
         ("[" * 200_000, "recursion"),
-        ("[" * 101 + "]" * 101, "more than 100 levels"),
-        ('{"seconds": 1%s}' % ("0" * 400), "more than 64 bits"),
-        ("1" * 5000, "more than 64 bits"),
+        ("1" * 5000, "integer string conversion"),
         ('{"seconds": 1e400}', "1e400 is no finite number"),
         ('{"seconds": -Infinity}', "-Infinity is no finite number"),
-        ('{"a": 1, "b": 2, "a": 3}', "the field 'a' 2 times"),
         (b'{"a": "\xff"}', "utf-8"),
         (b"\0", "Expecting value"),
         (7, "must be str"),
@@ -1241,11 +1237,6 @@ def test_no_json(text):
 def test_json_of_anybody_is_refused_with_a_value_error(text, message):
     with pytest.raises(ValueError, match=f"The plan is not JSON.*{message}"):
         Plan.from_json(text)
-
-
-def test_json_of_100_levels_and_64_bits_is_read():
-    text = "[" * 100 + f"{2**64 - 1}, {-(2**63)}, 1.5" + "]" * 100
-    assert strict_json.parse(text, "It") == json.loads(text)
 
 
 def test_a_plan_has_each_tables_optimizer_and_dtype():

@@ -96,12 +96,12 @@ def unknown(batches):
 @pytest.mark.parametrize("steps", [1, 2], ids=["steps", "executions"])
 def test_fit_equals_one_device(strategy, steps):
     if steps == 1:
-        batches = data(drop_remainder=True)
+        batches = data(drop_remainder=True, sparse=True)
         options = {"class_weight": {0: 0.5, 1: 3.0}}
     else:
-        batches = data(weighted=True, sparse=True)
+        batches = data(weighted=True)
         options = {"validation_freq": 3}
-    kind = {"sparse": steps == 2, "steps_per_execution": steps}
+    kind = {"sparse": steps == 1, "steps_per_execution": steps}
     options.update(epochs=3, validation_data=batches, verbose=0)
     expected = make(**kind)
     # Of an unknown number of batches Keras counts one too many.
@@ -336,7 +336,9 @@ def test_keras_own_fit_says_what_to_call(strategy):
         return
     with strategy.scope():
         model, _ = make()
-    with pytest.raises(NotImplementedError, match=r"tfrs_embed.keras3.fit\("):
+    # Keras 3.15 raises an error of its own, with the text of ours in it.
+    errors = NotImplementedError, RuntimeError
+    with pytest.raises(errors, match=r"tfrs_embed.keras3.fit\("):
         model.fit(data(), verbose=0)
     with strategy.scope():
         model, _ = make(steps_per_execution=2)

@@ -9,10 +9,12 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+
+T = TypeVar("T")
 
 #: The largest int64.
 MOST = 2**63 - 1
@@ -110,12 +112,13 @@ def text(value: Any, what: str) -> str:
     return value
 
 
-def choice(value: Any, choices: Iterable[Any], what: str) -> None:
-    """Raises a ValueError unless a value is one of `choices`."""
+def choice(value: T, choices: Iterable[Any], what: str) -> T:
+    """Returns a value that is one of `choices`; a ValueError for others."""
     if value not in choices:
         raise ValueError(
             f"{what} must be one of {list(choices)}, got {value!r}."
         )
+    return value
 
 
 def padding(value: Any, what: str) -> int | str | None:

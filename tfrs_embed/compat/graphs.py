@@ -57,6 +57,17 @@ def variables_at_once() -> AbstractContextManager[None]:
     return made
 
 
+def traced() -> Iterator[Any]:
+    """Yields the graph being traced, and the graphs around it.
+
+    Eagerly it is the thread's default graph.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def operations(graph: Any) -> Iterator[tf.Operation]:
     """Yields the operations of a graph, and of the functions it calls."""
     yield from with_called(graph.get_operations())

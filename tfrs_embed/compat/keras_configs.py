@@ -121,7 +121,7 @@ def deserialize(config: Any, kind: str, keras: Any, where: str) -> Any:
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             f"{where}: {keras.__name__}'s {name} can't be made of the config "
-            f"{_short(inner)}: {error}"
+            f"{inner!r:.120}: {error}"
         ) from error
     if not _is_of(type(made), kind, keras) and not callable(made):
         raise _refused(where, config, kind, keras)
@@ -195,14 +195,9 @@ def _checked(value: Any, keras: Any, where: str, with_arrays: bool) -> Any:
 def _refused(where: str, config: Any, kind: str, keras: Any) -> ValueError:
     name = keras.__name__
     return ValueError(
-        f"{where}: {_short(config)} isn't one of {name}'s {kind}. A class or "
+        f"{where}: {config!r:.120} isn't one of {name}'s {kind}. A class or "
         f"function of your own must be registered, by "
         f"{name}.saving.register_keras_serializable or custom_objects, or be a "
         "class of an imported module with Keras's base class; nothing is "
         "imported for a config."
     )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -33,8 +33,15 @@ _SCOPE = "stateless_scope"
 _TRACING = "symbolic_scope"
 # Keras notes there which layer a program has called, itself or by others.
 _CALLED = "current_call_ctx"
-# Of a thread: the share of `weighted`.
-_local = threading.local()
+
+
+class _Local(threading.local):
+    """The share of `weighted` in this thread."""
+
+    share: Any = None
+
+
+_local = _Local()
 
 
 @contextlib.contextmanager
@@ -105,19 +112,6 @@ class _OwnLoop:
         return _weigh(scaled, _factor())
 
 
-class Reducing:
-    """The method of a strategy of several workers that Keras's loops call."""
-
-    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
-        try:
-            return type(self).reduce(self, reduce_op, value, axis)
-        except (TypeError, ValueError) as error:
-            # Keras reduces a batch so, to build a model of it.
-            if reduce_op == "MEAN" and isinstance(value, tuple):
-                raise NotImplementedError(f"A model: {_UNTRAINED}") from error
-            raise
-
-
 _UNTRAINED = (
     "Keras 3 doesn't train under MultiWorkerMirroredStrategy. Call "
     "tfrs_embed.keras3.fit(model, data, strategy) or "
@@ -129,8 +123,9 @@ def refuse_loops() -> None:
     """Raises an error in a loop of Keras's own that fails on several workers.
 
     Before its first step Keras 3.12 to 3.15 reduces a batch, which fails for
-    dicts (see `Reducing`), and calls a model with placeholders. Then the mean
-    of a scalar metric, which each step takes, needs an axis under
+    dicts where a worker has several replicas, with an error of Keras's own, and
+    calls a model with placeholders. Then the mean of a scalar metric, which
+    each step takes, needs an axis under
     MultiWorkerMirroredStrategy (keras-team/keras#20585). A layer that a model
     calls may call this.
 
@@ -154,21 +149,16 @@ def refuse_loops() -> None:
         )
 
 
-def build(
-    model: Any,
-    spec: Any,
-    strategy: tf.distribute.Strategy,
-    decode: Callable[[Any], Any],
-) -> None:
+def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
     """Builds a model's layers, losses, metrics and optimizer, if they aren't.
 
-    Unlike Keras's own way, batches may have ragged and sparse ids. `decode`
-    makes a batch of what has the type `spec`.
+    Unlike Keras's own way, batches, of the type `spec`, may have ragged and
+    sparse ids.
     """
 
     @tf.function(autograph=False)
     def trace(batch: Any) -> None:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(decode(batch))
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = model(x, training=False)
         if model._compile_loss is not None:
             model._compute_loss(x, y, outputs, weight, training=False)
@@ -230,7 +220,7 @@ class _Weighted:
         if self.reduction in (None, "none", "sum"):
             return losses
         scalar = losses.shape.rank == 0
-        scaled = _weigh(losses, _share() if scalar else _factor())
+        scaled = _weigh(losses, _local.share if scalar else _factor())
         mask = getattr(losses, "_keras_mask", None)
         if mask is not None:
             scaled._keras_mask = mask
@@ -247,14 +237,10 @@ class _Unweighted:
         return type(self).update_state(self, value, *args, **kwargs)
 
 
-def _share() -> Any:
-    return getattr(_local, "share", None)
-
-
 def _factor() -> Any:
     """What Keras's own weight, one by the replicas, is to be multiplied by."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return None if _share() is None else _share() * float(replicas)
+    return None if _local.share is None else _local.share * float(replicas)
 
 
 def _weigh(loss: Any, factor: Any) -> Any:

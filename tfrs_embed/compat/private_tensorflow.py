@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat import graphs
 from tfrs_embed.compat.version import (
     NEWEST_TENSORFLOW,
     OLDEST_TENSORFLOW,
@@ -186,9 +187,6 @@ def traces_shapes() -> bool:
     `Model.build`, also of loaded models, makes floats of all shapes in a graph
     named "build_graph".
     """
-    if tf.executing_eagerly():
-        return False
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and getattr(graph, "name", "") != "build_graph":
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return not tf.executing_eagerly() and any(
+        getattr(graph, "name", "") == "build_graph" for graph in graphs.traced()
+    )

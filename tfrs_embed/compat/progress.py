@@ -110,10 +110,6 @@ class Task:
         total: the final count; None: unknown. It grows if it is exceeded.
         unit: the counted unit: `BYTES`, or a word in the plural.
         show: whether to show it, unless the mode is "off".
-
-    Attributes:
-        estimate: the seconds left, by work that knows them better than the
-            share of its count; it is counted in few items. None: by the count.
     """
 
     def __init__(
@@ -129,7 +125,6 @@ class Task:
         self.done = 0
         self.total = total
         self.unit = unit
-        self.estimate: float | None = None
         self._shown = show
         # Whether it is drawn as a bar; None: nothing was shown yet.
         self._bar: bool | None = None
@@ -197,11 +192,6 @@ class Task:
         if self._draws_bars():
             bar = f"|{'#' * int(_WIDTH * share):{_WIDTH}}| "
         total = self._amount(self.total)
-        if self.estimate is not None:
-            return (
-                f"{self.label}: {bar}{self.done} of {total} after "
-                f"{_time(self.elapsed)}, about {_time(self.estimate)} left"
-            )
         return f"{self.label}: {bar}{share:.0%} of {total}{rest}"
 
     def _amount(self, number: float, digits: int = 0) -> str:

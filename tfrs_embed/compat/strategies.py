@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import (
     control_flow_util,
     tpu_replication,
@@ -129,14 +130,9 @@ def in_pfor() -> bool:
 
     Only the name scope of their loops shows it.
     """
-    if tf.executing_eagerly():
-        return False
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if _PFOR.search(graph.get_name_scope()):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    return not tf.executing_eagerly() and any(
+        _PFOR.search(graph.get_name_scope()) for graph in graphs.traced()
+    )
 
 
 _PFOR = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import math
@@ -10,71 +9,32 @@ import types
 import typing
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from tfrs_embed.compat.arguments import choice
 
-# So many lists and objects may be within each other.
-_DEEPEST = 100
+T = TypeVar("T")
 
 
 def parse(text: str | bytes, what: str) -> Any:
     """Returns the value of JSON that anybody may have written.
 
     Args:
-        text: the JSON; bytes are UTF-8.
+        text: the JSON.
         what: its name in errors: "The plan".
 
     Raises:
-        ValueError: the text is not JSON or not UTF-8; has a number beyond 64
-            bits, NaN or an infinite one, or a field of an object twice; or
-            nests more than 100 lists and objects.
+        ValueError: the text is not JSON, has NaN or an infinite number, or
+            nests deeper than Python's parser goes.
     """
     try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8")
-        value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_float,
-        )
-        _check_depth(value)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{what} is not JSON: {error}.") from None
-    return value
 
 
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [[value]]
-    for _ in range(_DEEPEST + 1):
-        inner = [v.values() if isinstance(v, dict) else v for v in level]
-        level = [v for vs in inner for v in vs if isinstance(v, dict | list)]
-    if level:
-        raise ValueError(f"more than {_DEEPEST} levels of lists and objects")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        [(name, times)] = collections.Counter(n for n, _ in pairs).most_common(
-            1
-        )
-        raise ValueError(f"an object has the field {name!r} {times} times")
-    return found
-
-
-def _integer(text: str) -> int:
-    # Longer ones are slow, or refused by Python with an error of its own.
-    number = int(text) if len(text) <= 20 else 2**64
-    if not -(2**63) <= number < 2**64:
-        raise ValueError(f"{_shorten(text)} has more than 64 bits")
-    return number
-
-
-def _float(text: str) -> float:
+def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_shorten(text)} is no finite number")
+        raise ValueError(f"{text:.60} is no finite number")
     return number
 
 
@@ -107,34 +67,27 @@ _NAMES = {
     int: "an integer",
     float: "a number",
     str: "a string",
-    type(None): "null",
 }
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, where)
-    if origin is tuple:
+    arguments = typing.get_args(kind)
+    if types.NoneType in arguments:
+        return None if value is None else _decode(arguments[0], value, where)
+    if typing.get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise _wrong(where, "a list", value)
-        item, _ = typing.get_args(kind)
+        items = enumerate(value)
         return tuple(
-            _decode(item, each, f"{where}[{i}]") for i, each in enumerate(value)
+            _decode(arguments[0], v, f"{where}[{i}]") for i, v in items
         )
-    if origin is typing.Literal:
-        allowed = typing.get_args(kind)
-        if value not in allowed:
-            raise _wrong(where, f"one of {list(allowed)}", value)
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        [kind] = (k for k in typing.get_args(kind) if k is not type(None))
-        return _decode(kind, value, where)
+    if arguments:  # A Literal's.
+        return choice(value, arguments, where)
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+    if type(value) is not kind:
         raise _wrong(where, _NAMES[kind], value)
     return value
 
@@ -149,11 +102,10 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
             f"{where} has the unknown fields {unknown}; its fields are "
             f"{list(fields)}."
         )
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in value and field.default is dataclasses.MISSING
-    ]
+    required = (
+        n for n, f in fields.items() if f.default is dataclasses.MISSING
+    )
+    missing = [name for name in required if name not in value]
     if missing:
         raise ValueError(f"{where} lacks the fields {missing}.")
     kinds = typing.get_type_hints(cls)
@@ -168,10 +120,4 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
 
 
 def _wrong(where: str, wanted: str, value: Any) -> ValueError:
-    return ValueError(
-        f"{where} must be {wanted}, got {_shorten(json.dumps(value))}."
-    )
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return ValueError(f"{where} must be {wanted}, got {json.dumps(value):.60}.")

@@ -12,7 +12,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed.compat import custom_gradients, keras_versions, strategies
+from tfrs_embed.compat import (
+    custom_gradients,
+    graphs,
+    keras_versions,
+    strategies,
+)
 
 #: A trigger's value in a pass that doesn't ask for the layer's tables.
 NOT_ASKED = float("inf")
@@ -68,17 +73,8 @@ class Pass:
         graph: the graph that the call is traced in; see `graph`.
         sources: the nest of sources, tensors and variables.
         scaled_by: the `LossScaleOptimizer`s that scaled the loss.
+        told: the layers whose triggers have a value for this pass.
     """
-
-    __slots__ = (
-        "_handles",
-        "_in_own_gradient",
-        "_tape",
-        "_told",
-        "graph",
-        "scaled_by",
-        "sources",
-    )
 
     def __init__(self, tape: tf.GradientTape, sources: Any) -> None:
         self.graph = graph()
@@ -87,7 +83,7 @@ class Pass:
         self._tape = tape
         # The ids of the sources' handles.
         self._handles: set[int] | None = None
-        self._told: list[Trigger] = []
+        self.told: list[Trigger] = []
         # Part of a function's own gradient, which another pass runs.
         self._in_own_gradient = in_own_gradient()
 
@@ -102,7 +98,7 @@ class Pass:
         """Notes that an optimizer has scaled the loss."""
         if optimizer not in self.scaled_by:
             self.scaled_by.append(optimizer)
-            for layer in self._told:
+            for layer in self.told:
                 _tell(layer)
 
     def watches(self, layer: Trigger) -> bool:
@@ -116,7 +112,7 @@ class Pass:
         Raises:
             NotImplementedError: in `tf.vectorized_map` or a Jacobian.
         """
-        if layer in self._told or self._in_own_gradient:
+        if layer in self.told or self._in_own_gradient:
             return
         if self._tape._watch_accessed_variables:
             # Another thread's pass may be about to read the value.
@@ -144,7 +140,7 @@ class Pass:
             if self.graph != "eager":
                 # It refers to tables, by the function that it calls.
                 custom_gradients.move_all(self.graph)
-            self._told.append(layer)
+            self.told.append(layer)
             _tell(layer)
 
     def begin(self) -> list[tf.Variable]:
@@ -157,14 +153,14 @@ class Pass:
             if layer.is_read:
                 self.tell(layer)
         eager = self.graph == "eager"
-        return [] if eager else [layer.trigger for layer in self._told]
+        return [] if eager else [layer.trigger for layer in self.told]
 
     def end(self, gradients: Any) -> None:
         """Resets the triggers' values, after those of `begin` were read."""
         # Such a function's control outputs forget it, its results don't.
         waits = [tf.identity(g) for g in gradients if g is not None]
         with tf.control_dependencies(waits):
-            for layer in self._told:
+            for layer in self.told:
                 _tell(layer)
 
     def explain(self, error: Exception) -> None:
@@ -173,25 +169,21 @@ class Pass:
         The gradient of a branch or loop can't use variables that its forward
         pass doesn't use, as a table's slots.
         """
-        if self._told and re.search(
+        if self.told and re.search(
             r"Tensor\.graph is undefined|internal_captures", str(error)
         ):
             raise NotImplementedError(
-                f"Layer '{self._told[0].name}' is called inside a tf.cond or "
+                f"Layer '{self.told[0].name}' is called inside a tf.cond or "
                 "tf.while_loop, in a tf.function of its own, and the gradient "
                 "is taken from outside; TensorFlow can't run a table's update "
                 "there. Call it outside of the branch, or open the tape inside."
             ) from error
 
-    def knows(self, layer: Trigger) -> bool:
-        """Whether it has set a trigger's value."""
-        return layer in self._told
-
 
 def _tell(layer: Trigger) -> None:
     """Sets a trigger's value for the passes in the current graph."""
     running = current_passes()
-    if not any(p.knows(layer) for p in running):
+    if not any(layer in p.told for p in running):
         value: Any = 0.0
     elif not (asked(layer, running) and running[-1].watches(layer)):
         value = NOT_ASKED
@@ -269,12 +261,10 @@ def current_passes() -> list[Pass]:
 
 def in_own_gradient() -> bool:
     """Whether the gradient of a `tf.function` is traced, for all passes."""
-    current = None if tf.executing_eagerly() else graph()
-    while current is not None:
-        if getattr(current, "name", "").startswith("__backward_"):
-            return True
-        current = getattr(current, "outer_graph", None)
-    return False
+    return not tf.executing_eagerly() and any(
+        getattr(each, "name", "").startswith("__backward_")
+        for each in graphs.traced()
+    )
 
 
 def all_passes() -> list[Pass]:
@@ -284,14 +274,7 @@ def all_passes() -> list[Pass]:
 
 def updates_allowed() -> bool:
     """Whether no block of `no_updates` is in effect."""
-    if not _constant:
-        return True
-    current = tf.compat.v1.get_default_graph()
-    while current is not None:
-        if current in _constant:
-            return False
-        current = getattr(current, "outer_graph", None)
-    return True
+    return not any(each in _constant for each in graphs.traced())
 
 
 @contextlib.contextmanager

@@ -16,9 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import tensorflow as tf
@@ -52,10 +51,6 @@ _SECONDS = {
     "unit_1": 22.0,
     "dispatch": 0.1,
 }
-# The files' seconds from which a machine's speed is known, and seconds between
-# estimates.
-_SURE_S = 10.0
-_LOOK_EVERY_S = 0.25
 
 # Sources that don't include TensorFlow's headers.
 _WITHOUT_TENSORFLOW = ("dispatch.cc", "rows.cc")
@@ -118,72 +113,18 @@ def build(
 def _compile(command: list[str], jobs: list[list[str]]) -> None:
     """Runs the compilers, and shows how much is done and the time left."""
     # The longest file first.
-    jobs = sorted(jobs, key=_expected, reverse=True)
-    expected = [*map(_expected, jobs)]
-    begins, took = dict[int, float](), dict[int, float]()
-
-    def run(number: int) -> None:
-        begins[number] = time.monotonic()
-        _run([*command, *jobs[number]])
-        took[number] = time.monotonic() - begins[number]
-
-    workers = os.cpu_count() or 1
-    pool = ThreadPoolExecutor(workers)
+    most = max(_SECONDS.values())
+    jobs.sort(key=lambda job: -_SECONDS.get(Path(job[-1]).stem, most))
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         with progress.Task(
             "Compiling", "the kernels", len(jobs), "files"
         ) as task:
-            running = {pool.submit(run, n) for n in range(len(jobs))}
-            while running:
-                done, running = wait(running, _LOOK_EVERY_S, FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-                now = time.monotonic()
-                ages = {n: now - begin for n, begin in begins.copy().items()}
-                task.estimate = _seconds_left(
-                    expected, ages, took.copy(), workers
-                )
-                task.advance(len(done))
+            running = [pool.submit(_run, [*command, *job]) for job in jobs]
+            for done in task.count(as_completed(running)):
+                done.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _expected(job: list[str]) -> float:
-    """Returns the seconds of a core that a file is expected to take."""
-    return _SECONDS.get(Path(job[-1]).stem, max(_SECONDS.values()))
-
-
-def _seconds_left(
-    expected: Sequence[float],
-    ages: Mapping[int, float],
-    took: Mapping[int, float],
-    workers: int,
-) -> float:
-    """Estimates the seconds until all files are compiled.
-
-    Args:
-        expected: the seconds that each file took elsewhere.
-        ages: by file, the seconds since its compiler was started.
-        took: the seconds of the files that are compiled.
-        workers: the number of compilers that run at the same time.
-    """
-    # How slow this machine is: by the files that are compiled, and those that
-    # take longer than elsewhere. One short file says little about it.
-    spent = {
-        number: age
-        for number, age in {**ages, **took}.items()
-        if number in took or age > expected[number]
-    }
-    slow = (_SURE_S + sum(spent.values())) / (
-        _SURE_S + sum(expected[number] for number in spent)
-    )
-    left = [
-        # A file that takes longer than that may need a tenth more.
-        max(slow * seconds - ages.get(number, 0.0), ages.get(number, 0.0) / 10)
-        for number, seconds in enumerate(expected)
-        if number not in took
-    ]
-    return max(sum(left) / workers, *left) if left else 0.0
 
 
 def _compilations(scratch: Path) -> list[list[str]]:

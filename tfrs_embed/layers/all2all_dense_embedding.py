@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
@@ -10,11 +11,13 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import KeysOfShards, as_key_dtype
 from tfrs_embed.configs.parsing import parse
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import LayerArguments, Optimizer
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.table_state import TableState
 
@@ -183,55 +186,30 @@ class All2AllDenseEmbedding(TableLayer):
         self._place(spec, arguments)
         self.table: TableState = self.tables[_TABLE]
 
-    if TYPE_CHECKING:
-        # Type checkers see Keras's `__call__` as Any.
-        def __call__(  # type: ignore[override]
-            self, inputs: Any, *, training: bool | None = None
-        ) -> tf.Tensor:
-            """Looks keys up; see the class."""
-
     @errors.without_input_dump
     def call(  # type: ignore[override]
         self, inputs: Any, training: bool | None = None
     ) -> tf.Tensor:
         """Looks keys up; see the class."""
-        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
-            raise TypeError(
-                f"Layer '{self.name}': keys must be a Tensor, got "
-                f"{type(inputs).__name__}."
-            )
-        keys = tf.convert_to_tensor(inputs)
+        rows = isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor))
+        keys = inputs if rows else tf.convert_to_tensor(inputs)
         dtype = self._arguments.given["key_dtype"]
-        if keys.dtype != dtype:
+        if rows or keys.dtype != dtype:
+            kind = type(keys).__name__ if rows else "Tensor"
             raise TypeError(
-                f"Layer '{self.name}': keys must be of key_dtype={dtype.name}, "
-                f"got {keys.dtype.name}."
+                f"Layer '{self.name}': keys must be a Tensor of key_dtype="
+                f"{dtype.name}, got a {kind} of {keys.dtype.name}."
             )
-        self.compute_output_shape(keys.shape)
         return super().call(keys, training=training)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The input's shape + [embedding_vec_size].
+    if TYPE_CHECKING:
+        # Type checkers see Keras's `__call__` as Any.
+        __call__ = call  # type: ignore[assignment]
 
-        Raises:
-            ValueError: the arguments say another input shape.
-        """
-        shape, [feature] = tf.TensorShape(input_shape), self._spec.features
-        wanted = tf.TensorShape(feature.output_shape)
-        if shape.rank is None or not shape.is_compatible_with(wanted):
-            given = self._arguments.given
-            text = "[k], as dynamic_input=True says"
-            if not given["dynamic_input"]:
-                text = (
-                    f"[batch, slot_num={given['slot_num']}, "
-                    f"nnz_per_slot={given['nnz_per_slot']}]"
-                )
-            raise ValueError(
-                f"Layer '{self.name}': keys must have the shape {text}, got "
-                f"{shape}. tf.ensure_shape gives keys of unknown rank a shape."
-            )
-        shape = shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
-        return self._as_shape(shape)
+    def _input_shapes(
+        self, features: Sequence[FeatureSpec]
+    ) -> Sequence[InputShape | None]:
+        return [InputShape(each.output_shape or ()) for each in features]
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         dtype = self._arguments.given["key_dtype"]

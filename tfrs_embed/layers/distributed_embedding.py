@@ -307,14 +307,13 @@ class DistributedEmbedding(TableLayer):
         # The declared batch size is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
-
-        def part(shape: tuple[int | None, ...] | None) -> InputShape | None:
-            if shape is None:
-                return None
-            batch, *rest = shape
-            return InputShape((batch and batch // parts, *rest))
-
-        return [part(feature.input_shape) for feature in features]
+        shapes = [feature.input_shape for feature in features]
+        return [
+            InputShape((each[0] and each[0] // parts, *each[1:]))
+            if each
+            else None
+            for each in shapes
+        ]
 
 
 def _is_preprocessed(inputs: Any) -> bool:

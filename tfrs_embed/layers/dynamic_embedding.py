@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.compat.arguments import as_int, integer_or_none
+from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
 from tfrs_embed.configs.parsing import parse
@@ -15,6 +15,8 @@ from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.key_inputs import as_int64
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,42 +167,26 @@ class DynamicEmbedding(TableLayer):
 def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
     """Checks an initial vocabulary, and finds the keys' dtype.
 
-    The keys are [n] numbers of that dtype, or strings as bytes.
+    The keys are [n] numbers of that dtype, or strings.
     """
     if hasattr(vocabulary, "numpy"):
         vocabulary = vocabulary.numpy()
     # dtype object keeps Python's integers of any size.
     keys = np.array([] if vocabulary is None else vocabulary, object)
-    is_text = keys.size > 0 and isinstance(keys.flat[0], (str, bytes))
-    if keys.ndim != 1 or not all(
-        isinstance(key, (str, bytes)) if is_text else as_int(key) is not None
-        for key in keys
-    ):
+    where = "initial_vocabulary"
+    if keys.ndim != 1:
         raise TypeError(
-            "initial_vocabulary must be [n] integers or strings, got "
-            f"{vocabulary!r:.80}."
+            f"{where} must be [n] integers or strings, got {vocabulary!r:.80}."
         )
-    if is_text:
-        keys[:] = [tf.compat.as_bytes(key) for key in keys]
+    if any(isinstance(key, (str, bytes)) for key in keys):
         own = tf.string
     else:
         own = tf.as_dtype(getattr(vocabulary, "dtype", tf.int64))
     dtype = as_key_dtype(key_dtype or own, "key_dtype")
-    if b"" in keys.tolist() or len(set(keys.tolist())) < len(keys):
+    with tf.init_scope():
+        numbers = as_int64(where, dtype, keys.tolist(), Checks(), True)
+    if len(np.unique(numbers)) < len(keys) or {"", b""} & {*keys.flat}:
         raise ValueError(
-            "initial_vocabulary has an empty string, which is no key, or a key "
-            "twice."
+            f"{where} has an empty string, which is no key, or a key twice."
         )
-    if len(keys) and is_text != (dtype == tf.string):
-        raise TypeError(
-            f"initial_vocabulary is of {own.name}, and key_dtype is "
-            f"{dtype.name}."
-        )
-    if is_text or not len(keys):
-        return keys, dtype
-    for key in min(keys), max(keys):
-        if not dtype.min <= key <= dtype.max:
-            raise ValueError(
-                f"initial_vocabulary has {key}, which is no {dtype.name}."
-            )
     return keys.astype(dtype.as_numpy_dtype), dtype

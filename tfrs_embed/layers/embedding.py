@@ -141,13 +141,6 @@ class Embedding(Layer):
                 self.build(None)
         super().set_weights(weights)
 
-    if TYPE_CHECKING:
-        # Type checkers see Keras's `__call__` as Any.
-        def __call__(
-            self, inputs: Any, weights: Any = None
-        ) -> tf.Tensor | tf.RaggedTensor:
-            """Looks ids up; see the class."""
-
     @errors.without_input_dump
     def call(
         self, inputs: Any, weights: Any = None
@@ -160,6 +153,10 @@ class Embedding(Layer):
             weights,
         )
         return tf.cast(output, self.compute_dtype)
+
+    if TYPE_CHECKING:
+        # Type checkers see Keras's `__call__` as Any.
+        __call__ = call
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Masks id 0 if `mask_zero`."""

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tfrs_embed.compat import keras_versions, private_keras_3
 from tfrs_embed.compat.private_tensorflow import distribute_data
 from tfrs_embed.distribution import failures, handshake
-from tfrs_embed.layers import sparse_rows
 
 _FILES_OF = {
     keras.callbacks.BackupAndRestore: "backup_dir",
@@ -135,13 +134,16 @@ def fit(
                 f"keras.callbacks.Callback, got {each!r} of "
                 f"{type(each).__module__}."
             )
-    settings = {
+    lengths: dict[str, Any] = {
         "epochs": epochs,
         "steps_per_epoch": steps_per_epoch,
-        "steps_per_execution": model.steps_per_execution,
-        "validation_data": validation_data is not None,
         "validation_steps": validation_steps,
         "validation_freq": validation_freq,
+    }
+    settings = {
+        **lengths,
+        "steps_per_execution": model.steps_per_execution,
+        "validation_data": validation_data is not None,
         # All workers stop, and read sharded tables, together.
         "callbacks": [
             type(each).__name__
@@ -157,15 +159,12 @@ def fit(
     with _loop(model, distributed, strategy), _Files(strategy, listed) as files:
         return model.fit(
             distributed,
-            epochs=epochs,
             callbacks=[*listed, _Start(strategy, files)],
             validation_data=validation[0] if validation else None,
             verbose=verbose,
             shuffle=False,  # Keras would remark on it.
             initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
+            **lengths,
         )
 
 
@@ -288,7 +287,7 @@ def _distribute(
         )
     if class_weight is not None:
         data = private_keras_3.with_class_weights(data, class_weight)
-    return strategy.experimental_distribute_dataset(sparse_rows.encode(data))
+    return strategy.experimental_distribute_dataset(data)
 
 
 def _of_equal_lengths(data: Any, strategy: Any) -> Any:
@@ -321,7 +320,7 @@ def _loop(model: Any, data: Any, strategy: Any) -> Iterator[None]:
     if not isinstance(model.test_function, _Steps):
         model.test_function = _Steps(model, strategy, model.test_step)
     with private_keras_3.own_loop(model):
-        private_keras_3.build(model, spec, strategy, sparse_rows.decode)
+        private_keras_3.build(model, spec, strategy)
         private_keras_3.weigh_losses(model)
         yield
 
@@ -370,7 +369,6 @@ class _Steps:
         return count > 0, {name: results[name] for name in self._names}
 
     def _replica_step(self, batch: Any) -> None:
-        batch = sparse_rows.decode(batch)
         with private_keras_3.weighted(_share(batch)):
             logs = self._step(batch)
         metrics = self._model.get_metrics_result()

@@ -77,8 +77,16 @@ def place(
     optimizers = {
         t.name: converted[t.name] for t in spec.tables if t not in small
     }
-    if layer.trainable and arguments.optimizer is None is not threshold:
-        _warn_of_training(layer.name, small)
+    untrained = arguments.optimizer is None and threshold is not None
+    if small and layer.trainable and untrained:
+        warnings.warn(
+            f"Layer '{layer.name}': optimizer=None keeps large tables as they "
+            "are, but the model's optimizer trains the small or replicated "
+            f"tables {[table.name for table in small]}. trainable=False keeps "
+            "all tables as they are. size_threshold=None says that the model's "
+            "optimizer is to train them.",
+            stacklevel=4,
+        )
     engine = None
     if optimizers:
         features = [f for f in spec.features if f.table.name in optimizers]
@@ -125,19 +133,6 @@ def _check(
 def _takes_any_key(feature: FeatureSpec) -> bool:
     """Whether a feature has keys, none of them padding."""
     return feature.table.keys is not None and feature.padding_value is None
-
-
-def _warn_of_training(layer: str, small: list[TableSpec]) -> None:
-    """Warns that the model trains small tables if the layer doesn't."""
-    if small:
-        warnings.warn(
-            f"Layer '{layer}': optimizer=None keeps large tables as they are, "
-            "but the model's optimizer trains the small or replicated tables "
-            f"{[table.name for table in small]}. trainable=False keeps all "
-            "tables as they are. size_threshold=None says that the model's "
-            "optimizer is to train them.",
-            stacklevel=5,
-        )
 
 
 def build_small(layer: Embedding, table: TableSpec) -> None:

@@ -83,10 +83,23 @@ def sampled_softmax(
         tf.errors.InvalidArgumentError: an id is out of range.
     """
     num_sampled = integer(num_sampled, "num_sampled", least=1)
-    place = _place_of(layer, feature)
     spec = layer._spec
+    paths = list(spec.structure.paths)
+    if feature not in paths:
+        raise ValueError(
+            f"Layer '{layer.name}' has no feature with the path {feature!r}, "
+            f"but {paths}."
+        )
+    place = paths.index(feature)
     found = spec.features[place]
-    labels, inputs = _as_tensors(labels, inputs, str(found))
+    labels, inputs = map(tf.convert_to_tensor, (labels, inputs))
+    if labels.dtype.is_integer:
+        labels = tf.cast(labels, tf.int64)
+    if labels.shape.rank != 1 or inputs.shape.rank != 2:
+        raise ValueError(
+            f"{found}: labels must have the shape [batch] and inputs [batch, "
+            f"dim], got {labels.shape} and {inputs.shape}."
+        )
     if sampled_values is None:
         if found.hashing is not None or found.table.keys is not None:
             raise ValueError(
@@ -119,33 +132,6 @@ def sampled_softmax(
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         tf.zeros_like(labels, tf.int32), logits
     )
-
-
-def _place_of(layer: TableLayer, feature: str) -> int:
-    """The number of the feature of a path."""
-    paths = layer._spec.structure.paths
-    if feature not in paths:
-        raise ValueError(
-            f"Layer '{layer.name}' has no feature with the path {feature!r}, "
-            f"but {list(paths)}."
-        )
-    return paths.index(feature)
-
-
-def _as_tensors(
-    labels: Any, inputs: Any, where: str
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Checks the shapes of labels and inputs."""
-    inputs = tf.convert_to_tensor(inputs)
-    labels = tf.convert_to_tensor(labels)
-    if labels.dtype.is_integer:
-        labels = tf.cast(labels, tf.int64)
-    if labels.shape.rank != 1 or inputs.shape.rank != 2:
-        raise ValueError(
-            f"{where}: labels must have the shape [batch] and inputs [batch, "
-            f"dim], got {labels.shape} and {inputs.shape}."
-        )
-    return labels, inputs
 
 
 def _sample(

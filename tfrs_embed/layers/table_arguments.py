@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 _PIPELINED = "pipeline_execution_with_tensor_core"
 
 
-def _treatment(value: Any, what: str) -> str:
-    choice(value, get_args(InvalidIds), what)
-    return str(value)
-
-
 # Checks of arguments by name; they take an argument and its name, and return
 # what the layer keeps.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
@@ -39,7 +34,9 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     ),
     "dynamic_input": flag,
     "embedding_vec_size": integer,
-    "invalid_ids": _treatment,
+    "invalid_ids": lambda value, what: choice(
+        value, get_args(InvalidIds), what
+    ),
     "max_vocabulary_size_per_gpu": integer,
     "nnz_per_slot": integer,
     _PIPELINED: flag,

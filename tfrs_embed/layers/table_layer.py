@@ -40,18 +40,6 @@ if TYPE_CHECKING:
 class TableLayer(TableHolder):
     """Holds a configuration's tables and looks its features up."""
 
-    if TYPE_CHECKING:
-        # Type checkers see Keras's `__call__` as Any.
-        def __call__(
-            self,
-            inputs: Any,
-            weights: Any = None,
-            *,
-            training: bool | None = None,
-            partial: bool = False,
-        ) -> Any:
-            """Looks the features up; see the class."""
-
     def keras_inputs(
         self, ragged: Iterable[str] = (), strings: Iterable[str] = ()
     ) -> Any:
@@ -195,6 +183,10 @@ class TableLayer(TableHolder):
                     # Keras passes the mask to the next layers.
                     output._keras_mask = mask
         return self._pack(called, map(_in_rows, features, called.ids, outputs))
+
+    if TYPE_CHECKING:
+        # Type checkers see Keras's `__call__` as Any.
+        __call__ = call
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shapes of the outputs, in the nesting of the features.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,14 +18,13 @@ class Values(NamedTuple):
     """Rows that a table is given, and slots if they are another table's.
 
     Attributes:
-        rows: the rows of each part by its name: all, [n, dim] on the host, or a
-            function of their numbers.
+        readers: for each part by its name, a function of rows' numbers.
         numbers: [vocabulary_size] int64, the row of these for each of the
-            table's rows; -1: the row stays. None: there are all rows, in order.
+            table's rows; -1: the row stays.
     """
 
-    rows: dict[str, Any]
-    numbers: np.ndarray | None
+    readers: dict[str, Callable[[np.ndarray], tf.Tensor]]
+    numbers: np.ndarray
 
 
 def check_values(
@@ -55,7 +55,7 @@ def check_values(
 
 def _values_of(table: TableState, value: Any, numbers: Any) -> Values:
     spec, name = table.spec, table.spec.name
-    parts: dict[str, Any] = {}
+    parts: dict[str, Callable[[np.ndarray], tf.Tensor]] = {}
     if isinstance(value, TableState):
         if value.spec.keys is not None or PARAMETERS not in value.variables:
             raise ValueError(
@@ -69,11 +69,11 @@ def _values_of(table: TableState, value: Any, numbers: Any) -> Values:
             if key in value.saved
             and table.saved[key].shape[1:] == value.saved[key].shape[1:]
         }
-        if numbers is None:
-            numbers = np.arange(shape[0])
+        numbers = np.arange(shape[0]) if numbers is None else numbers
     else:
-        parts[PARAMETERS] = _rows_of(name, value)
-        shape = tuple(parts[PARAMETERS].shape)
+        rows = _rows_of(name, value)
+        parts[PARAMETERS] = functools.partial(tf.gather, rows)
+        shape = tuple(rows.shape)
     wanted = (spec.vocabulary_size, spec.dim)
     if numbers is not None:
         found = np.asarray(numbers)
@@ -95,7 +95,7 @@ def _values_of(table: TableState, value: Any, numbers: Any) -> Values:
             f"Table '{name}' has the shape {wanted}, and can't be "
             f"given values of shape {shape}."
         )
-    return Values(parts, numbers)
+    return Values(parts, np.arange(shape[0]) if numbers is None else numbers)
 
 
 def _reader(
@@ -111,24 +111,15 @@ def _reader(
 
 def load(table: TableState, values: Values) -> None:
     """Sets rows of a table."""
-    if values.numbers is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            rows = tf.cast(values.rows[PARAMETERS], table.table.dtype)
-        table.table.assign(rows)
-        return
-    for key, given in values.rows.items():
+    for key, reader in values.readers.items():
         saved = table.saved[key]
         with saved.writing():
             for start, size in blocks(saved.shape.as_list(), tf.float32):
                 numbers = values.numbers[start : start + size]
                 here = np.flatnonzero(numbers >= 0)
                 with tf.device("CPU:0"):
-                    rows = (
-                        given(numbers[here])
-                        if callable(given)
-                        else tf.gather(given, numbers[here])
-                    )
-                    saved.write_rows(start + here, tf.cast(rows, saved.dtype))
+                    rows = tf.cast(reader(numbers[here]), saved.dtype)
+                    saved.write_rows(start + here, rows)
     table.assigned()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.compat.arguments import as_int
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.tensors import map_values, to_tensor
 
@@ -44,11 +45,12 @@ def as_int64(
 def _from_python(where: Any, ids: Any, dtype: tf.DType) -> tf.Tensor:
     """Converts Python's numbers to `dtype`; arrays keep their dtype."""
     if not hasattr(ids, "dtype"):
-        array = np.asarray(ids)
+        # dtype object keeps integers of any size.
+        array = np.array(ids, object)
         if array.size == 0:
             return tf.zeros(array.shape, dtype)
-        integers = array.dtype.kind in "iuO" and dtype.is_integer
-        if integers and isinstance(array.flat[0], (int, np.integer)):
+        integers = all(as_int(key) is not None for key in array.flat)
+        if integers and dtype.is_integer:
             low, high = min(array.flat), max(array.flat)
             if low < dtype.min or high > dtype.max:
                 raise TypeError(
