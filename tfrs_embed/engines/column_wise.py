@@ -46,7 +46,7 @@ class ColumnWiseEngine(CollectiveEngine):
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
         return Shard(mine, optimizers, device, self._freezing)
 
-    def _build(self) -> None:
+    def _prepare(self) -> None:
         pieces = []
         for i, feature in enumerate(self.features):
             name = feature.table.name
@@ -57,7 +57,6 @@ class ColumnWiseEngine(CollectiveEngine):
         self._exchange = BagExchange(
             self._replicas, pieces, self._name, names, self._wire
         )
-        super()._build()
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         slices, rows = self._of_table[table.name], range(table.vocabulary_size)
