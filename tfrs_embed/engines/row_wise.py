@@ -185,11 +185,10 @@ class RowWiseEngine(CollectiveEngine):
             begun = begun._replace(sizes=sizes)
         by_vectors, asked, sizes = begun
         counted = self._replicas.sent[replica]
-        asked = self._input.send(replica, asked, sizes, training)
-        asked, rows = self._lookup_of_rows.lookup(replica, asked, training)
-        asked, activations = self._output.send(
-            replica, bags, asked, rows, training
-        )
+        # The bags that have begun lack weights.
+        asked = self._input.send(asked._replace(bags=bags), sizes)
+        asked, rows = self._lookup_of_rows.lookup(asked)
+        asked, activations = self._output.send(asked, rows)
         for route in asked.routes.values():
             counted.add(unique=tf.size(route.row, tf.int64))
         for hot in asked.hot.values():
@@ -282,12 +281,8 @@ class RowWiseEngine(CollectiveEngine):
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
         replica, bags, kept = residuals.replica, residuals.bags, residuals.kept
-        got, of_copies = self._output.send_gradients(
-            replica, bags, kept.asked, gradients
-        )
-        contributions = self._lookup_of_rows.contributions(
-            replica, kept.asked, got
-        )
+        got, of_copies = self._output.send_gradients(kept.asked, gradients)
+        contributions = self._lookup_of_rows.contributions(kept.asked, got)
         contributions.update(of_copies)
         for each in hot_rows.collectives(self._hot_rows.floats):
             size = each.sent(self._replicas.world)

@@ -40,6 +40,8 @@ class Stock:
 
     fill: Callable[..., tf.Tensor] = staticmethod(tf.fill)
     require = staticmethod(id_range.require)
+    # Returns which ids are in their tables, for each id or feature.
+    inside = staticmethod(id_range.RangeCheck.valid)
     lookup = staticmethod(lookups.lookup)
     lookup_stored = staticmethod(lookups.lookup_stored)
     combine = staticmethod(lookups.combine_all)
@@ -51,10 +53,6 @@ class Stock:
     copy_runs: Callable[..., tf.Tensor] = staticmethod(messages.copy_runs)
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
-
-    def inside(self, check: id_range.RangeCheck) -> tf.Tensor:
-        """Returns which ids are in their tables, for each id or feature."""
-        return check.valid()
 
     def hash_ids(
         self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]
