@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,7 +50,7 @@ class Stock:
     ids_of_shard = staticmethod(bag_matrix.ids_of_shard)
     route = staticmethod(messages.route)
     write_keys = staticmethod(messages.write_keys)
-    read_keys = staticmethod(messages.read_keys)
+    read_keys: Callable[..., Any] = staticmethod(messages.read_keys)
     copy_runs: Callable[..., tf.Tensor] = staticmethod(messages.copy_runs)
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
