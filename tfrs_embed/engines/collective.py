@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ class CollectiveEngine(Engine):
         for rank, shard in zip(ranks, self._shards, strict=True):
             shard.build(
                 lambda t: max(len(p.rows) for p in self._parts(t).values()),
-                lambda t, rank=rank: _rounding(t, self._parts(t)[rank]),
+                functools.partial(_rounding, self._parts, rank),
                 self._name,
                 self._replicas.world,
             )
@@ -256,8 +257,11 @@ class CollectiveEngine(Engine):
         """Gathers a shard's gradients from all replicas, by table."""
 
 
-def _rounding(table: TableSpec, part: Part) -> Rounding:
+def _rounding(
+    parts: Callable[[TableSpec], dict[int, Part]], rank: int, table: TableSpec
+) -> Rounding:
     """How a replica rounds the new rows of its part of a table."""
+    part = parts(table)[rank]
     column, _ = part.columns or (0, 0)
     return rounding.of_part(table, part.rows.start, part.rows.step, column)
 
