@@ -408,8 +408,7 @@ def test_strings_of_wrong_lengths_are_not_allocated(kind, length, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [[0], [3, 0], [], [200_000]])
-def test_strings_are_read_however_many(shape, tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "_BLOCK", 1000)
+def test_strings_are_read_however_many(shape, tmp_path):
     sizes = np.random.default_rng(0).choice([0, 3, 200, 20_000], shape)
     sizes = np.where(np.arange(sizes.size).reshape(shape) < 9, sizes, 3)
     text = np.array([b"x" * n for n in sizes.ravel()], object).reshape(shape)

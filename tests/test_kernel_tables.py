@@ -81,10 +81,10 @@ def test_messages_of_both_implementations(tables, size, world):
         (message, position), messages.write_keys(routed, capacity), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-    read, table_of, places = operations.read_keys(message, capacity, tables)
+    read, table_of, places = operations.read_keys(message, tables)
     for found, wanted in zip(
         (read, table_of, places),
-        messages.read_keys(message, capacity, tables),
+        messages.read_keys(message, tables),
         strict=True,
     ):
         np.testing.assert_array_equal(found, wanted)

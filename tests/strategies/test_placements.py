@@ -126,10 +126,11 @@ def test_bytes_are_those_of_the_formula(strategy, place):
     layer = make_layer(strategy, place)
     trained_by(layer, strategy)(batches)
     engine = engine_of(layer)
-    held = {s.table.name: s for s in engine.slices}
+    ranks = engine.ranks
+    widths = {name: table.dim for name, table in engine.slices.items()}
     cut = 1 if place == "table" else min(2 ** (world.bit_length() - 1), 4)
-    assert len(held["user"].ranks) == cut
-    assert len(held["item"].ranks) == 1
+    assert len(ranks["user"]) == cut
+    assert len(ranks["item"]) == 1
     words, floats = np.zeros([2, world, world], int)
     for replica, ids in enumerate(batches):
         for feature, table in (
@@ -143,10 +144,10 @@ def test_bytes_are_those_of_the_formula(strategy, place):
                 lengths = len(sizes)
             else:
                 sizes, lengths = [1] * len(mine), 0
-            for rank in held[table].ranks:
+            for rank in ranks[table]:
                 words[replica, rank] += 4 + lengths + sum(sizes)
-                floats[replica, rank] += len(sizes) * held[table].width
-    unit = np.gcd.reduce([held["user"].width, 5])
+                floats[replica, rank] += len(sizes) * widths[table]
+    unit = np.gcd.reduce([widths["user"], 5])
     longest = [words.max(), floats.max() // unit]
     words_sent, units_sent = (
         int(bucket_of(tf.constant(int(n), tf.int64))[0]) for n in longest

@@ -166,7 +166,7 @@ class DeltaManager:
                 "a function that is being traced."
             )
         tables = self._tables()
-        strategy = self._strategy()
+        strategy = _strategy(tables)
         is_chief = strategy.extended.should_checkpoint
         with raised_on_all_workers(strategy, "The save"):
             file = self._begin(tables, strategy)
@@ -211,7 +211,7 @@ class DeltaManager:
             RuntimeError: another trainer saves to the folder.
             OSError: the folder or its lock's file can't be made.
         """
-        if self._strategy().extended.should_checkpoint:
+        if _strategy(self._tables()).extended.should_checkpoint:
             self._folder.lock()
         path = self.latest_checkpoint
         if path is None:
@@ -223,27 +223,19 @@ class DeltaManager:
             files = reader.files
         for file in files:
             _verify(file)
-        self._tables()
         self._checkpoint.restore(path)
         self._last, self._moments = path, {}
         return path
 
     def _tables(self) -> list[TrackedTable]:
-        """Returns the tables whose changes are tracked; begins to track."""
+        """Returns all tables; begins to track their changes, where possible."""
         found = []
         for each in tf.train.TrackableView(self._checkpoint).descendants():
             if isinstance(each, TrackedTable) and each not in found:
+                found.append(each)
                 with contextlib.suppress(NotImplementedError):
                     each.track_changes()
-                    found.append(each)
         return found
-
-    def _strategy(self) -> tf.distribute.Strategy:
-        """The strategy under which the tables were made."""
-        for each in tf.train.TrackableView(self._checkpoint).descendants():
-            if isinstance(each, TrackedTable) and each.strategy is not None:
-                return each.strategy
-        return tf.distribute.get_strategy()
 
     def _begin(
         self, tables: list[TrackedTable], strategy: tf.distribute.Strategy
@@ -280,7 +272,7 @@ class DeltaManager:
                 remove(self._next.path)
             self._next = None
         changed = {}
-        for table in tables:
+        for table in (each for each in tables if each.is_tracked):
             since = moments.get(table, -1)
             if since < table.known_since:
                 if table.restored_from != self._last or moments:
@@ -324,6 +316,12 @@ class DeltaManager:
             with contextlib.suppress(tf.errors.OpError):
                 remove(path)
             raise
+
+
+def _strategy(tables: list[TrackedTable]) -> tf.distribute.Strategy:
+    """The strategy under which the tables were made."""
+    known = (each.strategy for each in tables if each.strategy is not None)
+    return next(known, None) or tf.distribute.get_strategy()
 
 
 def _verify(reader: BundleReader) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import google_crc32c
-import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.stored_pieces import (
@@ -29,8 +28,6 @@ _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
 # Bytes after each block: its compression, and a checksum.
 _TRAILER = 5
-# Bytes of lengths that are read at a time.
-_BLOCK = 1 << 20
 
 
 class Index:
@@ -75,17 +72,27 @@ class Index:
         header = header_proto.FromString(entries.pop(b""))
         if header.endianness != header_proto.LITTLE:
             raise self._damaged("a big-endian machine wrote it")
-        protos: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
-        # Each tensor's slices, in the order of their keys.
-        slices: dict[str, list[StoredPiece]] = {}
+        # By tensor that was saved in slices: each slice's start and length in
+        # each dimension, (0, -1) for all of it.
+        extents: dict[str, list[list[tuple[int, int]]]] = {}
         for key, value in entries.items():
             proto = tensor_bundle_pb2.BundleEntryProto.FromString(value)
             is_slice = key.startswith(b"\0")
             name = _tensor_of(key) if is_slice else key.decode()
             shape = [dim.size for dim in proto.shape.dim]
             dtype = tf.as_dtype(proto.dtype)
-            if not proto.slices:
-                self._check_size(name, proto, dtype)
+            if not is_slice:
+                self.shapes[name], self.dtypes[name] = shape, dtype
+            if proto.slices:
+                extents[name] = [
+                    [
+                        (e.start, e.length if e.HasField("length") else -1)
+                        for e in each.extent
+                    ]
+                    for each in proto.slices
+                ]
+                continue
+            self._check_size(name, proto, dtype)
             piece = StoredPiece(
                 name=name,
                 file=f"{self._prefix}.data-{proto.shard_id:05d}-of-"
@@ -97,28 +104,13 @@ class Index:
                 masked_crc=proto.crc32c,
                 starts=[0] * len(shape),
             )
-            if is_slice:
-                slices.setdefault(name, []).append(piece)
-                continue
-            protos[name] = proto
-            self.shapes[name], self.dtypes[name] = shape, dtype
-            self.pieces[name] = [piece]
-        for name, proto in protos.items():
-            if not proto.slices:
-                continue
-            # A slice's start and length in each dimension, (0, -1) for all of
-            # it. Keys are sorted in this order.
-            extents = sorted(
-                [
-                    (e.start, e.length if e.HasField("length") else -1)
-                    for e in s.extent
-                ]
-                for s in proto.slices
-            )
-            self.pieces[name] = slices.get(name, [])
-            if len(self.pieces[name]) != len(extents):
+            self.pieces.setdefault(name, []).append(piece)
+        for name, of_tensor in extents.items():
+            pieces = self.pieces.setdefault(name, [])
+            if len(pieces) != len(of_tensor):
                 raise self._damaged(f"a slice of '{name}' is missing")
-            for piece, extent in zip(self.pieces[name], extents, strict=True):
+            # The keys of slices are sorted by their extents.
+            for piece, extent in zip(pieces, sorted(of_tensor), strict=True):
                 piece.starts = [start for start, _ in extent]
                 fits = piece.dtype == self.dtypes[name] and all(
                     0 <= start <= start + size <= whole
@@ -225,52 +217,33 @@ def check_lengths(piece: StoredPiece) -> None:
     """
     try:
         with tf.io.gfile.GFile(piece.file, "rb") as file:
-            if piece.dtype == tf.string:
-                right = _strings_end(file, piece) == piece.size
-            else:
-                right = _are_variants(file, piece)
+            size = _size_of_values(file, piece)
     except tf.errors.OpError:
         raise
     except Exception:  # A protobuf's, or an IndexError.
-        right = False
-    if not right:
+        size = -1
+    if size != piece.size:
         raise damaged(
             f"'{piece.file}' is damaged: the lengths of the values of "
             f"'{piece.name}' don't make its {piece.size} bytes"
         )
 
 
-def _strings_end(file: Any, piece: StoredPiece) -> float:
-    """Returns the size of strings as their lengths say; -1: they are cut off.
-
-    All lengths are at the beginning; then a checksum, and all strings.
-    """
-    left, head, strings = math.prod(piece.shape), 0, 0.0
-    while left:
-        file.seek(piece.offset + head)
-        block = file.read(min(10 * left, _BLOCK, piece.size - head))
-        data = np.frombuffer(block, "u1")
-        ends = np.flatnonzero(data < 0x80)[:left] + 1
-        if not len(ends):
-            return -1
-        data = data[: ends[-1]]
-        if len(ends) < len(data):  # Some have more than 7 bits.
-            starts = np.append(0, ends[:-1])
-            place = np.arange(len(data)) - np.repeat(starts, ends - starts)
-            data = (data & 0x7F) * 128.0 ** np.minimum(place, 9)
-        strings += data.sum(dtype=np.float64)
-        left, head = left - len(ends), head + int(ends[-1])
-    return head + 4 + strings
-
-
-def _are_variants(file: Any, piece: StoredPiece) -> bool:
-    """Whether a piece is of variants, each with its length and a checksum."""
-    end, most = 0, most_bytes(piece.size)
-    for _ in range(math.prod(piece.shape)):
+def _size_of_values(file: Any, piece: StoredPiece) -> int:
+    """Returns the size of strings or variants as their lengths say."""
+    count, most, end = math.prod(piece.shape), most_bytes(piece.size), 0
+    if piece.dtype == tf.string:
+        # All lengths, a checksum, and all strings.
+        file.seek(piece.offset)
+        lengths = file.read(min(10 * count, piece.size))
+        *sizes, end = _numbers(count, lengths, 0)
+        return end + 4 + sum(sizes)
+    # Each variant has its length before it, and a checksum behind.
+    for _ in range(count):
         file.seek(piece.offset + end)
         length, size = _numbers(1, file.read(9) + b"\0", 0)
         if end + size + length + 4 > piece.size:
-            return False
+            return -1
         file.seek(piece.offset + end + size)
         variant = tensor_pb2.VariantTensorDataProto.FromString(
             file.read(length)
@@ -283,7 +256,7 @@ def _are_variants(file: Any, piece: StoredPiece) -> bool:
                 "memory"
             )
         end += size + length + 4
-    return end == piece.size
+    return end
 
 
 def _inflated(proto: Any) -> int:

@@ -294,7 +294,11 @@ class Rows(CheckpointValue):
         with self.writing(), futures.ThreadPoolExecutor(1) as thread:
             reads = (
                 (block[0], host, thread.submit(read, block, host))
-                for block, host in _with_hosts(there, self.hosts)
+                for block, host in zip(
+                    blocks(there, tf.float32),
+                    itertools.cycle(self.hosts),
+                    strict=False,
+                )
             )
             end: Any = (there[0], "", None)
             # A block is read while the previous one is written.
@@ -327,13 +331,6 @@ def row_numbers(
             start,
             total,
         )
-
-
-def _with_hosts(
-    shape: Sequence[int], hosts: Sequence[str]
-) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the blocks of a tensor, and the host of each."""
-    return zip(blocks(shape, tf.float32), itertools.cycle(hosts), strict=False)
 
 
 class VariableRows(Rows):

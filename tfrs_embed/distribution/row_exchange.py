@@ -152,9 +152,7 @@ class RowExchange:
             message = self._replicas.all_to_all(
                 replica, message, self._channels[i] + KEYS, bucket
             )
-            rows, table_of, places = operations.read_keys(
-                message, capacity, tables
-            )
+            rows, table_of, places = operations.read_keys(message, tables)
             found[i] = ReceivedKeys(
                 rows,
                 places,

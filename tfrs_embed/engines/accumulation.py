@@ -31,10 +31,6 @@ class Accumulation:
             tf.constant(0, tf.int64), f"{name}/accumulated_until"
         )
 
-    def is_last(self, step: tf.Tensor) -> tf.Tensor:
-        """Whether an update follows the step of a number, a scalar bool."""
-        return tf.equal((step + 1) % self.steps, 0)
-
     def add(
         self, ids: tf.Tensor, rows: tf.Tensor, step: tf.Tensor
     ) -> GradientContributions:
@@ -48,10 +44,15 @@ class Accumulation:
         there = tf.where(follows, tf.size(before), 0)
         ids = tf.concat([before[:there], tf.cast(ids, tf.int64)], 0)
         rows = tf.concat([of_before[:there], rows], 0)
-        kept = tf.where(self.is_last(step), 0, tf.size(ids))
+        kept = tf.where(is_last(step, self.steps), 0, tf.size(ids))
         with tf.control_dependencies([ids, rows]):
             self._ids.assign(ids[:kept])
             self._rows.assign(rows[:kept])
             self._next.assign(step + 1)
         bags = BaggedIds.of_rows(ids, None, tf.size(ids))
         return GradientContributions([bags], [rows / self.steps])
+
+
+def is_last(step: tf.Tensor, steps: int) -> tf.Tensor:
+    """Whether an update follows a step, in each of so many steps, a bool."""
+    return tf.equal((step + 1) % steps, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -14,17 +14,16 @@ from tfrs_embed.checkpoint.rows import RowNumbers
 from tfrs_embed.compat import graphs
 from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.compat.unmirrored import make_variable
-from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution import handshake, replicas
-from tfrs_embed.distribution.consensus import ReplicaConsensus
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.distribution import replicas
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
-    JointEngine,
     LookupCall,
     refuse_to_train,
 )
+from tfrs_embed.engines.joint_decisions import UPDATE, JointDecisions
 from tfrs_embed.engines.norms import norm_factors
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
@@ -37,11 +36,6 @@ from tfrs_embed.storage.composite_step import CompositeStep
 from tfrs_embed.storage.initial_values import initial_blocks
 from tfrs_embed.storage.sharded import Part, ShardedVariable
 from tfrs_embed.storage.table_state import TableState
-
-_LOOKUP = "a lookup"
-_TRAINING_LOOKUP = "a lookup for training"
-_UPDATE = "an update"
-NEW_KEYS = "the insertion of new keys"
 
 
 class Residuals(NamedTuple):
@@ -57,7 +51,7 @@ class Residuals(NamedTuple):
     after: list[tf.Tensor]
 
 
-class CollectiveEngine(Engine, JointEngine):
+class CollectiveEngine(Engine):
     """Keeps a shard of the tables on each replica of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
@@ -69,54 +63,55 @@ class CollectiveEngine(Engine, JointEngine):
 
     # Whether each replica has the whole tables.
     _copied = False
+    # The method that begins lookups for `JointDecisions`, if there is one.
+    _begin_early: Any = None
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options, Moments())
         self._replicas = replicas.get_replicas(options.strategy)
         self._wire = Wire(options.communication_dtype)
-        self._step: Any = None
-        # Actions that workers have compared.
-        self._compared: set[str] = set()
+        self._joint: Any = None
         self._traffic: list[tf.Variable] = []
 
-    def build(self) -> None:
-        if self._step is not None:
-            return
-        with tf.init_scope():
-            self._shards = [
-                self._make_shard(rank, device)
-                for rank, device in zip(
-                    self._replicas.ranks, self._replicas.devices, strict=True
-                )
-            ]
-            self._build()
-
-    def _build(self) -> None:
+    def _build(self) -> CompositeStep:
         """Creates the variables, on all workers in the same order."""
-        self._number = self._replicas.count("layers")
+        ranks = self._replicas.ranks
+        self._shards = [
+            self._make_shard(rank, device)
+            for rank, device in zip(ranks, self._replicas.devices, strict=True)
+        ]
+        self._prepare()
+        self._joint = JointDecisions(
+            self._name,
+            self._strategy,
+            self._replicas,
+            self._traffic,
+            self._begin_early,
+        )
         self._norms_channel = self._replicas.allocate(2)
         assert self._moments is not None
-        for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
+        for rank, shard in zip(ranks, self._shards, strict=True):
             shard.build(
-                self._rows_on_shard,
-                functools.partial(self._rounding, rank),
+                lambda t: max(len(p.rows) for p in self._parts(t).values()),
+                functools.partial(_rounding, self._parts, rank),
                 self._name,
                 self._replicas.world,
             )
             self._moments.add(shard.store)
-        steps = [shard.step for shard in self._shards]
-        step = CompositeStep(steps, self._strategy)
+        step = CompositeStep([s.step for s in self._shards], self._strategy)
         stores = [shard.store for shard in self._shards]
         for state in self.states.values():
             if not self._expose_keys(state, stores, step):
                 self._expose(state)
-        # The tables are there: another call of build does nothing.
-        self._step = step
-        self._follow_step()
         for shard in self._shards:
             with tf.device(shard.device):
                 counters = make_variable(tf.zeros([3], tf.int64), "traffic")
             self._traffic.append(counters)
+        return step
+
+    @abc.abstractmethod
+    def _prepare(self) -> None:
+        """Makes the exchanges between replicas, before there are tables."""
 
     def traffic(self) -> list[Traffic]:
         return [
@@ -127,32 +122,9 @@ class CollectiveEngine(Engine, JointEngine):
         """Makes the shard of one of this process's replicas."""
         return Shard(self.tables, self.optimizers, device, self._freezing)
 
-    def _rows_on_shard(self, table: TableSpec) -> int:
-        """The number of a table's rows on each shard that has some."""
-        return max(len(part.rows) for part in self._parts(table).values())
-
     @abc.abstractmethod
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         """The parts of a table, by the ranks of the shards that have them."""
-
-    def _held(self, parts: Mapping[int, Part]) -> list[tuple[Part, Shard]]:
-        """This process's parts of a table, with their shards.
-
-        They are in the order of their columns, then of the local replicas.
-        """
-        ranks = self._replicas.ranks
-        held = [
-            (parts[rank], shard)
-            for rank, shard in zip(ranks, self._shards, strict=True)
-            if rank in parts
-        ]
-        return sorted(held, key=lambda each: each[0].columns or (0, 0))
-
-    def _rounding(self, rank: int, table: TableSpec) -> Rounding:
-        """How a replica rounds the new rows of its part of a table."""
-        part = self._parts(table)[rank]
-        column, _ = part.columns or (0, 0)
-        return rounding.of_part(table, part.rows.start, part.rows.step, column)
 
     def _initial_blocks(
         self, table: TableSpec
@@ -165,29 +137,37 @@ class CollectiveEngine(Engine, JointEngine):
 
         The shards get the table's initial rows before.
         """
-        table = state.spec
-        held = self._held(self._parts(table))
+        table, of_table = state.spec, self._parts(state.spec)
+        # In the order of their columns, then of the local replicas.
+        held = sorted(
+            (
+                (of_table[rank], shard.store)
+                for rank, shard in zip(
+                    self._replicas.ranks, self._shards, strict=True
+                )
+                if rank in of_table
+            ),
+            key=lambda each: each[0].columns or (0, 0),
+        )
         exchange = None
         if self._replicas.workers > 1 and not self._copied:
             # One process doesn't need it.
             from tfrs_embed.storage.retrieval import Exchange
 
-            parts = self._parts(table)
-            exchange = Exchange(self._replicas, parts, table.name)
+            exchange = Exchange(self._replicas, of_table, table.name)
         state.exchange = exchange
-        state.sources = [
-            (part, shard.store)
-            for part, shard in (held[:1] if self._copied else held)
-        ]
+        state.sources = held[:1] if self._copied else held
         slots = state.rule_slots.items()
         rows = {name: slot.row(table.dim) for name, slot in slots}
         for key, row in {PARAMETERS: (table.dim,), **rows}.items():
-            parts = self._parts(table)
-            if not row:  # One number for each row has no columns.
-                parts = {rank: Part(p.rows) for rank, p in parts.items()}
+            # One number for each row has no columns.
+            parts = {r: p if row else Part(p.rows) for r, p in of_table.items()}
             variables = [
-                (part, shard.store.variables(table.name)[key])
-                for part, shard in self._held(parts)
+                (
+                    part if row else Part(part.rows),
+                    store.variables(table.name)[key],
+                )
+                for part, store in held
             ]
             variable = ShardedVariable(
                 f"{table.name}/{key}",
@@ -214,49 +194,25 @@ class CollectiveEngine(Engine, JointEngine):
         return None
 
     @property
-    def step(self) -> Any:
-        return self._step
-
-    @property
-    def together(self) -> JointEngine:
-        return self
-
-    def consensus(self, training: bool = False) -> ReplicaConsensus | None:
-        replica = self._replicas.current(self._name)
-        if replica is not None:
-            self._traffic[replica].assign_add([1, 0, 0])
-        return self._consensus_on(_TRAINING_LOOKUP if training else _LOOKUP)
-
-    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        consensus = self._consensus_on(_UPDATE)
-        return ok if consensus is None else consensus.agree(ok)[0]
-
-    def _consensus_on(self, action: str) -> ReplicaConsensus | None:
-        """The replicas' consensus on an action; None outside of replicas."""
-        replica = self._replicas.current(self._name)
-        if replica is None:
-            return None
-        self._compare(action)
-        what = f"{action} of {self._name}"
-        return ReplicaConsensus(self._replicas, replica, self._number, what)
-
-    def _compare(self, action: str) -> None:
-        """Compares an action with the other workers', the first time.
-
-        Raises:
-            RuntimeError: they do something else.
-        """
-        if action not in self._compared:
-            self._compared.add(action)
-            what = f"{action} of {self._name}"
-            handshake.compare_actions(self._strategy, what)
+    def together(self) -> JointDecisions:
+        return self._joint
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
-        replica = self._replicas.current(self._name)
-        if replica is None:
-            return self._lookup_outside(call.bags), None
-        with self._replicas.counting(replica, self._traffic[replica]):
-            return self._lookup(replica, call)
+        replica = self._joint.running()
+        if replica is not None:
+            with self._replicas.counting(replica, self._traffic[replica]):
+                return self._lookup(replica, call)
+        if self._replicas.workers > 1 and not self._copied:
+            workers = self._replicas.workers
+            zeros = _refuse_outside(
+                self._name, workers, self.features, call.bags
+            )
+            return zeros, None
+        found = []
+        for feature, b in zip(self.features, call.bags, strict=True):
+            rows = widen(self._rows_outside(feature.table.name, b.ids))
+            found.append(lookup_ops.combine(rows, None, b))
+        return found, None
 
     @abc.abstractmethod
     def _lookup(
@@ -264,37 +220,9 @@ class CollectiveEngine(Engine, JointEngine):
     ) -> tuple[list[tf.Tensor], Residuals]:
         """Looks up in a replica; see `lookup`."""
 
-    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        """Looks up outside of any replica: each feature's [count, dim]."""
-        if self._replicas.workers > 1:
-            return self._refuse_outside(bags)
-        found = []
-        for feature, b in zip(self.features, bags, strict=True):
-            rows = widen(self._rows_outside(feature.table.name, b.ids))
-            found.append(lookup_ops.combine(rows, None, b))
-        return found
-
+    @abc.abstractmethod
     def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         """Rows of a table, [n, dim], outside of any replica, in one process."""
-        raise NotImplementedError
-
-    def _refuse_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        """Fails when it runs: the tables are of several workers.
-
-        Returns zeros to graphs; raises a RuntimeError in a SavedModel.
-        """
-        text = (
-            f"{self._name} is sharded over {self._replicas.workers} workers "
-            "and can only be called inside strategy.run."
-        )
-        if save_context.in_save_context():
-            raise RuntimeError(f"{text} tfrs_embed.serving.export exports it.")
-        remote = tf.debugging.Assert(False, [text])
-        with tf.control_dependencies([remote] if remote else []):
-            return [
-                tf.zeros([b.count, f.table.dim])
-                for f, b in zip(self.features, bags, strict=True)
-            ]
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
@@ -305,34 +233,59 @@ class CollectiveEngine(Engine, JointEngine):
                 "and the gradient, inside strategy.run."
             )
             return
-        self._compare(_UPDATE)
+        self._joint.compare(UPDATE)
         # No table is trained if there is no room for another's keys.
         after = graphs.capture(residuals.after if self.gives_rows else [])
-        replica = residuals.replica
+        replica, channel = residuals.replica, self._norms_channel
         counted = self._replicas.counting(replica, self._traffic[replica])
-        clipped, measured = (
-            functools.partial(self._total, replica, self._norms_channel + i)
-            for i in range(2)
-        )
+        # All replicas have all rows of copied tables; the maximum makes their
+        # sums, which may differ in the last bits, equal.
+        total = self._replicas.max if self._copied else self._replicas.sum
         with tf.control_dependencies(after), counted:
             self._shards[replica].update(
                 self._contributions(residuals, gradients),
                 residuals.after,
-                norm_factors(self.optimizers, clipped),
-                measured,
+                norm_factors(
+                    self.optimizers, lambda v: total(replica, v, channel)
+                ),
+                lambda v: total(replica, v, channel + 1),
             )
-
-    def _total(
-        self, replica: int, channel: int, values: tf.Tensor
-    ) -> tf.Tensor:
-        """Sums numbers, float32 of a fixed shape, over all shards."""
-        return self._replicas.sum(replica, values, channel)
-
-    def _running_replica(self) -> int:
-        return self._replicas.current(self._name) or 0
 
     @abc.abstractmethod
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
         """Gathers a shard's gradients from all replicas, by table."""
+
+
+def _rounding(
+    parts: Callable[[TableSpec], dict[int, Part]], rank: int, table: TableSpec
+) -> Rounding:
+    """How a replica rounds the new rows of its part of a table."""
+    part = parts(table)[rank]
+    column, _ = part.columns or (0, 0)
+    return rounding.of_part(table, part.rows.start, part.rows.step, column)
+
+
+def _refuse_outside(
+    name: str,
+    workers: int,
+    features: Sequence[FeatureSpec],
+    bags: Sequence[BaggedIds],
+) -> list[tf.Tensor]:
+    """Fails when it runs: the tables are of several workers.
+
+    Returns zeros to graphs; raises a RuntimeError in a SavedModel.
+    """
+    text = (
+        f"{name} is sharded over {workers} workers and can only be called "
+        "inside strategy.run."
+    )
+    if save_context.in_save_context():
+        raise RuntimeError(f"{text} tfrs_embed.serving.export exports it.")
+    remote = tf.debugging.Assert(False, [text])
+    with tf.control_dependencies([remote] if remote else []):
+        return [
+            tf.zeros([b.count, f.table.dim])
+            for f, b in zip(features, bags, strict=True)
+        ]

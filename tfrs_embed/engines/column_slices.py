@@ -6,7 +6,6 @@ slices of equally many columns, each on a replica of its own.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -16,29 +15,6 @@ from tfrs_embed.ops.bags import is_wide
 
 #: Looking up a narrower slice takes as long as this width.
 NARROWEST = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class ColumnSlices:
-    """A table's slices, with their replicas' ranks in the order of columns."""
-
-    table: TableSpec
-    ranks: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        """The number of a slice's columns."""
-        return self.table.dim // len(self.ranks)
-
-    def on(self, rank: int) -> TableSpec | None:
-        """A replica's slice, as a table; None: it has none."""
-        if rank not in self.ranks:
-            return None
-        return dataclasses.replace(self.table, embedding_dim=self.width)
-
-    def first_column(self, rank: int) -> int:
-        """The first column of a replica's slice."""
-        return self.ranks.index(rank) * self.width
 
 
 def most_slices(dim: int, world: int) -> int:
@@ -57,9 +33,12 @@ def most_slices(dim: int, world: int) -> int:
     return count
 
 
-def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
+def assign(
+    tables: Sequence[TableSpec], world: int
+) -> dict[str, tuple[int, ...]]:
     """Assigns replicas to the slices of tables placed by "table" or "column".
 
+    Returns each table's ranks, in the order of its slices' columns, by name.
     Tables without ranks from a plan go, the largest first, to the replicas
     with the fewest numbers so far; of equals, to those of the lowest rank.
 
@@ -68,12 +47,12 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
             these replicas, or its columns can't be shared out evenly.
     """
     loads = [0] * world
-    found: dict[str, ColumnSlices] = {}
+    found: dict[str, tuple[int, ...]] = {}
 
     def add(table: TableSpec, ranks: Sequence[int]) -> None:
-        slices = found[table.name] = ColumnSlices(table, tuple(ranks))
+        found[table.name] = tuple(ranks)
         for rank in ranks:
-            loads[rank] += table.vocabulary_size * slices.width
+            loads[rank] += table.vocabulary_size * (table.dim // len(ranks))
 
     for table in tables:
         if is_wide(table.vocabulary_size):
@@ -93,7 +72,7 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
         )
         emptiest = sorted(range(world), key=lambda rank: loads[rank])
         add(table, emptiest[:count])
-    return [found[table.name] for table in tables]
+    return found
 
 
 def require_uncut(table: TableSpec, count: int, needs: str | None) -> None:

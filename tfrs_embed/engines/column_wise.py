@@ -7,6 +7,7 @@ All tables are exchanged together, whatever their widths.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -33,39 +34,43 @@ class ColumnWiseEngine(CollectiveEngine):
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
-        self.slices = column_slices.assign(self.tables, self._replicas.world)
-        for s in self.slices:
-            optimizer = self.optimizers[s.table.name]
+        # The ranks of each table's slices, in the order of their columns.
+        self.ranks = column_slices.assign(self.tables, self._replicas.world)
+        # The same tables, as wide as a slice.
+        self.slices: dict[str, TableSpec] = {}
+        for table in self.tables:
+            count, optimizer = (
+                len(self.ranks[table.name]),
+                self.optimizers[table.name],
+            )
             needs = optimizer.needs_whole_rows if optimizer else None
-            column_slices.require_uncut(s.table, len(s.ranks), needs)
-        self._of_table = {s.table.name: s for s in self.slices}
+            column_slices.require_uncut(table, count, needs)
+            self.slices[table.name] = dataclasses.replace(
+                table, embedding_dim=table.dim // count
+            )
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
-        held = [each.on(rank) for each in self.slices]
-        mine = [table for table in held if table is not None]
+        mine = [t for n, t in self.slices.items() if rank in self.ranks[n]]
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
         return Shard(mine, optimizers, device, self._freezing)
 
-    def _build(self) -> None:
+    def _prepare(self) -> None:
         pieces = []
         for i, feature in enumerate(self.features):
             name = feature.table.name
-            width = self._of_table[name].width
-            for rank in self._of_table[name].ranks:
-                pieces.append(Piece(i, name, rank, width))
+            for rank in self.ranks[name]:
+                pieces.append(Piece(i, name, rank, self.slices[name].dim))
         names = [str(feature) for feature in self.features]
         self._exchange = BagExchange(
             self._replicas, pieces, self._name, names, self._wire
         )
-        super()._build()
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
-        slices, rows = self._of_table[table.name], range(table.vocabulary_size)
-        parts = {}
-        for rank in slices.ranks:
-            first = slices.first_column(rank)
-            parts[rank] = Part(rows, (first, first + slices.width))
-        return parts
+        rows, width = range(table.vocabulary_size), self.slices[table.name].dim
+        return {
+            rank: Part(rows, (i * width, (i + 1) * width))
+            for i, rank in enumerate(self.ranks[table.name])
+        }
 
     def _lookup(
         self, replica: int, call: LookupCall
@@ -81,7 +86,7 @@ class ColumnWiseEngine(CollectiveEngine):
         )
         activations = []
         for i, (f, b) in enumerate(zip(self.features, bags, strict=True)):
-            slices = [found[i, r] for r in self._of_table[f.table.name].ranks]
+            slices = [found[i, r] for r in self.ranks[f.table.name]]
             activations.append(b.scaled(concat(slices, 1)))
         # The messages don't exist if the ids are bad.
         after = [received.capacity]
@@ -95,7 +100,7 @@ class ColumnWiseEngine(CollectiveEngine):
         for i, (feature, gradient, b) in enumerate(
             zip(self.features, gradients, residuals.bags, strict=True)
         ):
-            ranks = self._of_table[feature.table.name].ranks
+            ranks = self.ranks[feature.table.name]
             parts = tf.split(b.scaled(gradient), len(ranks), 1)
             for rank, part in zip(ranks, parts, strict=True):
                 by_piece[i, rank] = part
@@ -112,7 +117,6 @@ class ColumnWiseEngine(CollectiveEngine):
 
     def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         by_rank = dict(zip(self._replicas.ranks, self._shards, strict=True))
-        ranks = self._of_table[table].ranks
         return concat(
-            [*(by_rank[r].gather([table], [ids])[0] for r in ranks)], 1
+            [by_rank[r].gather([table], [ids])[0] for r in self.ranks[table]], 1
         )

@@ -12,9 +12,9 @@ from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
-    JointEngine,
     LookupCall,
 )
+from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.ops.bags import BaggedIds
@@ -47,7 +47,6 @@ class CompositeEngine(Engine, FixedBatches):
             for engine, places in zip(engines, self._places, strict=True)
             if isinstance(engine, FixedBatches)
         ]
-        self._step: CompositeStep | None = None
 
     @property
     def can_build(self) -> bool:
@@ -65,21 +64,14 @@ class CompositeEngine(Engine, FixedBatches):
         for engine, places in self._fixed:
             engine.raise_limits([bags[i] for i in places])
 
-    def build(self) -> None:
-        if self._step is not None:
-            return
+    def _build(self) -> CompositeStep:
         for engine in self._engines:
             engine.build()
         steps = [e.step for e in self._engines]
-        self._step = CompositeStep(steps, steps[0]._distribute_strategy)
-        self._follow_step()
+        return CompositeStep(steps, steps[0]._distribute_strategy)
 
     @property
-    def step(self) -> Any:
-        return self._step
-
-    @property
-    def together(self) -> JointEngine | None:
+    def together(self) -> JointDecisions | None:
         able = [e.together for e in self._engines if e.together is not None]
         # All engines of a strategy decide with the same collective.
         return max(able, key=lambda e: e.begins_early, default=None)
@@ -87,10 +79,10 @@ class CompositeEngine(Engine, FixedBatches):
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         activations: list[Any] = [None] * len(call.bags)
         residuals = []
-        deciding: Any = self.together
+        deciding = self.together
         for engine, places in zip(self._engines, self._places, strict=True):
             mine = call._replace(bags=[call.bags[i] for i in places])
-            if engine is not deciding:
+            if engine.together is not deciding:
                 mine = mine._replace(begun=None)
             found, residual = engine.lookup(mine)
             for i, vectors in zip(places, found, strict=True):

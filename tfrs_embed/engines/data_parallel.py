@@ -19,7 +19,6 @@ from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.initial_values import initial_blocks
@@ -49,7 +48,7 @@ class DataParallelEngine(CollectiveEngine):
 
     _copied = True
 
-    def _build(self) -> None:
+    def _prepare(self) -> None:
         trained = [t for t in self.tables if self.optimizers[t.name]]
         # A copy is numbered like the only shard of a table.
         self._groups = [
@@ -60,7 +59,6 @@ class DataParallelEngine(CollectiveEngine):
         self._channels = [
             self._replicas.allocate(_CHANNELS) for _ in self._groups
         ]
-        super()._build()
 
     def _parts(self, table: TableSpec) -> dict[int, Part]:
         whole = Part(range(table.vocabulary_size))
@@ -96,9 +94,8 @@ class DataParallelEngine(CollectiveEngine):
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 
-    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        names = [f.table.name for f in self.features]
-        return self._shards[0].store.lookup(names, bags, False, tf.float32)
+    def _rows_outside(self, table: str, ids: tf.Tensor) -> tf.Tensor:
+        return self._shards[0].gather([table], [ids])[0]
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
@@ -131,13 +128,6 @@ class DataParallelEngine(CollectiveEngine):
             )
             contributions.update(group.contributions(*of_all))
         return contributions
-
-    def _total(
-        self, replica: int, channel: int, values: tf.Tensor
-    ) -> tf.Tensor:
-        # All replicas have all rows; the maximum makes their sums, which may
-        # differ in the last bits, equal.
-        return self._replicas.max(replica, values, channel)
 
     def _gather_all(
         self,

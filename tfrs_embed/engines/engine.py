@@ -12,11 +12,10 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.traffic import Traffic
+from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard, distinct
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Consensus, EarlyLookup
-from tfrs_embed.ops.validation import UncheckedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.table_state import Freezing, TableState
 
@@ -61,6 +60,7 @@ class Engine(abc.ABC):
         self._name = options.name
         self._strategy = options.strategy
         self._pipelined = options.pipelined
+        self._step: Any = None
         # This process's shards; a TPU's tables have none.
         self._shards: list[Shard] = []
         self.features = tuple(options.features)
@@ -86,7 +86,6 @@ class Engine(abc.ABC):
             for state in self.states.values():
                 state.freezing = self._freezing
 
-    @abc.abstractmethod
     def build(self) -> None:
         """Creates the variables; a second call does nothing.
 
@@ -94,6 +93,16 @@ class Engine(abc.ABC):
             ValueError: a batch has to be seen first; see `FixedBatches`.
             RuntimeError: other workers build other tables.
         """
+        if self._step is not None:
+            return
+        with tf.init_scope():
+            self._step = self._build()
+        for optimizer in distinct(self.optimizers):
+            optimizer.follow(lambda: self.step)
+
+    @abc.abstractmethod
+    def _build(self) -> Any:
+        """Creates the variables; returns the step."""
 
     def _expose_keys(
         self, state: TableState, stores: Sequence[Any], step: Any
@@ -109,18 +118,13 @@ class Engine(abc.ABC):
         dynamic.expose(stores, step)
         return True
 
-    def _follow_step(self) -> None:
-        """Lets the optimizers' learning rates follow this engine's step."""
-        for optimizer in distinct(self.optimizers):
-            optimizer.follow(lambda: self.step)
-
     @property
-    @abc.abstractmethod
     def step(self) -> Any:
         """The number of updates made, a scalar int64; None before `build`.
 
         A variable, or an object with a variable's `numpy` and `assign`.
         """
+        return self._step
 
     @property
     def gives_rows(self) -> bool:
@@ -128,8 +132,11 @@ class Engine(abc.ABC):
         return any(table.keys is not None for table in self.tables)
 
     @property
-    def together(self) -> JointEngine | None:
-        """Decides with the other replicas; None: there are none."""
+    def together(self) -> JointDecisions | None:
+        """Decides with the other replicas; None: there are none.
+
+        It exists once the engine is built.
+        """
         return None
 
     @abc.abstractmethod
@@ -173,14 +180,11 @@ class Engine(abc.ABC):
             )
         if self._shards[0].squares is None:
             self._measure()
-        shard = self._shards[self._running_replica()]
+        replica = self.together.running() if self.together else None
+        shard = self._shards[replica or 0]
         square, until = tf.unstack(tf.convert_to_tensor(shard.squares))
         step = tf.cast(tf.convert_to_tensor(shard.step), tf.float64)
         return tf.where(tf.equal(until, step), square, float("nan"))
-
-    def _running_replica(self) -> int:
-        """The local replica that is running; 0: none is."""
-        return 0
 
     def _measure(self) -> None:
         if not tf.executing_eagerly():
@@ -233,31 +237,6 @@ class FixedBatches(abc.ABC):
     @abc.abstractmethod
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """Raises the hardware's limits to what a global batch's bags need."""
-
-
-class JointEngine(abc.ABC):
-    """An engine of several replicas, which look up and decide together.
-
-    Attributes:
-        begins_early: whether the consensus on ids does a part of the lookup.
-    """
-
-    begins_early = False
-
-    @abc.abstractmethod
-    def consensus(self, training: bool = False) -> Consensus | None:
-        """The consensus on a lookup's ids; None outside of replicas."""
-
-    def begin(self, ids: UncheckedIds, training: bool) -> EarlyLookup | None:
-        """Begins a lookup before its ids are known to be valid, if possible.
-
-        The replicas then agree on validity and on the lookup's sizes together.
-        """
-        return None
-
-    @abc.abstractmethod
-    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether a scalar bool is true on all replicas of a step."""
 
 
 def refuse_to_train(text: str) -> None:

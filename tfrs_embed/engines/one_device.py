@@ -42,13 +42,13 @@ class OneDeviceEngine(Engine):
         )
         self._shards = [self._shard]
 
-    def build(self) -> None:
+    def _build(self) -> tf.Variable:
         self._shard.build(lambda t: t.vocabulary_size, layer=self._name)
         store = self._shard.store
         assert self._moments is not None
         self._moments.add(store)
         for name, state in self.states.items():
-            if self._expose_keys(state, [store], self.step):
+            if self._expose_keys(state, [store], self._shard.step):
                 continue
             whole = Part(range(state.spec.vocabulary_size))
             state.sources = [(whole, store)]
@@ -56,17 +56,13 @@ class OneDeviceEngine(Engine):
             self._fill(state.spec, variables[PARAMETERS])
             for key, variable in variables.items():
                 state.add(key, variable)
-        self._follow_step()
+        return self._shard.step
 
     def _fill(self, table: TableSpec, variable: Any) -> None:
         whole = Part(range(table.vocabulary_size))
-        with tf.init_scope(), tf.device(self._shard.device):
+        with tf.device(self._shard.device):
             for start, rows in initial_blocks(table):
                 whole.write(variable, range(start, start + rows.shape[0]), rows)
-
-    @property
-    def step(self) -> tf.Variable:
-        return self._shard.step
 
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         if self._on_host:

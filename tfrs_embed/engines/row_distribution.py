@@ -36,11 +36,14 @@ from tfrs_embed.storage.row_store import IdsOfTables, Located
 
 
 class RowRequest(NamedTuple):
-    """A replica's keys, and the keys that it received.
+    """A replica's lookup: its keys, and the keys that it received.
 
     Mappings have a value for each group of tables, by the group's number.
 
     Attributes:
+        replica: the local replica.
+        bags: the bags of all features.
+        training: whether this is part of a training step.
         groups: the groups, with those features whose rows are exchanged.
         routes: the shards of the replica's keys.
         hot: the keys of hot rows, which are not sent.
@@ -51,6 +54,9 @@ class RowRequest(NamedTuple):
             None: there are none, or they are not found yet.
     """
 
+    replica: int
+    bags: Sequence[BaggedIds]
+    training: bool
     groups: dict[int, TableGroup]
     routes: dict[int, Route]
     hot: dict[int, HotKeys]
@@ -83,30 +89,29 @@ class RowLookup:
     agree: Callable[[], Consensus | None]
 
     def lookup(
-        self, replica: int, asked: RowRequest, training: bool
+        self, asked: RowRequest
     ) -> tuple[RowRequest, dict[int, tf.Tensor]]:
-        """Finds and reads the rows of received keys, on a local replica.
+        """Finds and reads the rows of received keys.
 
         Returns `asked` with the rows' numbers; and each group's rows, [n, dim],
         of the dtype that they are sent as.
         """
         if asked.keyed:
-            asked = self._locate(replica, asked, training)
+            asked = self._locate(asked)
         rows = {
-            i: self.read(replica, asked.groups[i], received.rows, training)
+            i: self.read(asked, asked.groups[i], received.rows)
             for i, received in asked.received.items()
         }
         if asked.located is not None:
-            checked = self.shards[replica].store.check(
+            checked = self.shards[asked.replica].store.check(
                 asked.located, [rows[i] for i in asked.keyed]
             )
             rows.update(zip(asked.keyed, checked, strict=True))
         return asked, rows
 
-    def _locate(
-        self, replica: int, asked: RowRequest, training: bool
-    ) -> RowRequest:
+    def _locate(self, asked: RowRequest) -> RowRequest:
         """Finds keys' rows; reserves some for new keys in a training step."""
+        replica, training = asked.replica, asked.training
         shard, received = self.shards[replica], {**asked.received}
         counts: Mapping[int, tf.Tensor] = {}
         mine = [i for i in asked.keyed if training and asked.groups[i].trained]
@@ -138,14 +143,14 @@ class RowLookup:
         return asked._replace(received=received, located=located)
 
     def read(
-        self, replica: int, group: TableGroup, rows: tf.Tensor, training: bool
+        self, asked: RowRequest, group: TableGroup, rows: tf.Tensor
     ) -> tf.Tensor:
         """Rows of a group, [n, dim], of the dtype that they are sent as."""
         by_table, table = group.split(rows)
-        found = self.shards[replica].gather(
+        found = self.shards[asked.replica].gather(
             [t.name for t in group.tables],
             by_table,
-            training,
+            asked.training,
             self.wire.of_rows(group.dtype).dtype,
         )
         if table is None:
@@ -156,14 +161,11 @@ class RowLookup:
         return tf.dynamic_stitch(places, found)
 
     def contributions(
-        self,
-        replica: int,
-        asked: RowRequest,
-        gradients: Mapping[int, tf.Tensor],
+        self, asked: RowRequest, gradients: Mapping[int, tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        """Contributions of rows' gradients to a replica's shard, by table."""
+        """Contributions of rows' gradients to the replica's shard, by table."""
         if asked.located is not None:
-            asked = self._commit(replica, asked, gradients)
+            asked = self._commit(asked, gradients)
         contributions = {}
         for i, received in asked.received.items():
             rows = tf.gather(received.rows, received.places)
@@ -175,13 +177,10 @@ class RowLookup:
         return contributions
 
     def _commit(
-        self,
-        replica: int,
-        asked: RowRequest,
-        gradients: Mapping[int, tf.Tensor],
+        self, asked: RowRequest, gradients: Mapping[int, tf.Tensor]
     ) -> RowRequest:
         """Gives new keys their rows; leaves out keys that get none."""
-        store, received = self.shards[replica].store, {**asked.received}
+        store, received = self.shards[asked.replica].store, {**asked.received}
         assert asked.located is not None
         rows = store.commit(asked.located, [*gradients.values()])
         for i, committed in zip(asked.keyed, rows, strict=True):
@@ -235,7 +234,7 @@ class RowInput:
 
         Features at the indices `without` are not exchanged by rows.
         """
-        asked = RowRequest({}, {}, {})
+        asked = RowRequest(replica, bags, training, {}, {}, {})
         for i, every in enumerate(self.groups):
             group = every.without(without)
             if not group.features:
@@ -253,19 +252,13 @@ class RowInput:
             asked.groups[i], asked.routes[i] = group, route
         return asked
 
-    def send(
-        self,
-        replica: int,
-        asked: RowRequest,
-        longest: tf.Tensor,
-        training: bool,
-    ) -> RowRequest:
+    def send(self, asked: RowRequest, longest: tf.Tensor) -> RowRequest:
         """Sends keys, and receives the keys of other replicas.
 
         `longest` is the maximum of all replicas' `RowExchange.sizes`.
         """
         received = self.exchange.send_keys(
-            replica, asked.routes, longest, training
+            asked.replica, asked.routes, longest, asked.training
         )
         return asked._replace(received=received)
 
@@ -281,19 +274,15 @@ class RowOutput:
     wire: Wire
 
     def send(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        asked: RowRequest,
-        rows: Mapping[int, tf.Tensor],
-        training: bool,
+        self, asked: RowRequest, rows: Mapping[int, tf.Tensor]
     ) -> tuple[RowRequest, dict[int, tf.Tensor]]:
         """Answers with rows, and combines the answers to this replica.
 
         Returns `asked` with its `positions`, and the features' vectors by
         index.
         """
-        operations = self.replicas.operations(replica, training)
+        replica, bags = asked.replica, asked.bags
+        operations = self.replicas.operations(replica, asked.training)
         answers = self.exchange.send(replica, asked.received, rows, ROWS)
         activations: dict[int, tf.Tensor] = {}
         positions = {}
@@ -303,9 +292,7 @@ class RowOutput:
                 # Copies are rounded like rows that are sent.
                 hot, group_of_copies = asked.hot[i], self.hot.groups[i].copies
                 places = tf.cast(hot.places, tf.int64)
-                copies = self.lookup.read(
-                    replica, group_of_copies, places, training
-                )
+                copies = self.lookup.read(asked, group_of_copies, places)
                 behind = tf.shape(answer)[0] + tf.range(tf.size(places))
                 position = tf.concat([position, behind], 0)
                 position = tf.gather(position, hot.order)
@@ -318,17 +305,14 @@ class RowOutput:
         return asked._replace(positions=positions), activations
 
     def send_gradients(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        asked: RowRequest,
-        gradients: Sequence[tf.Tensor],
+        self, asked: RowRequest, gradients: Sequence[tf.Tensor]
     ) -> tuple[dict[int, tf.Tensor], dict[str, GradientContributions]]:
         """Sends gradients to the rows' shards.
 
         Returns the gradients of the keys that this replica received, float32;
         and the contributions to copies of hot rows, of all replicas.
         """
+        replica, bags = asked.replica, asked.bags
         operations = self.replicas.operations(replica, training=True)
         sums, of_copies = {}, {}
         for i, group in asked.groups.items():

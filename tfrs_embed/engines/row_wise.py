@@ -28,13 +28,10 @@ from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
 )
-from tfrs_embed.engines.collective import (
-    NEW_KEYS,
-    CollectiveEngine,
-    Residuals,
-)
+from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.engine import LookupCall
 from tfrs_embed.engines.hot_row_copies import HotRows
+from tfrs_embed.engines.joint_decisions import NEW_KEYS
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import (
     RowInput,
@@ -77,8 +74,6 @@ class _RowResiduals(NamedTuple):
 class RowWiseEngine(CollectiveEngine):
     """Spreads each table's rows over the replicas of a strategy."""
 
-    begins_early = True
-
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
         world = self._replicas.world
@@ -90,7 +85,7 @@ class RowWiseEngine(CollectiveEngine):
             self.tables, self.optimizers, self._first_shards, world
         )
 
-    def _build(self) -> None:
+    def _prepare(self) -> None:
         self._sizes_channel = self._replicas.allocate(1)
         self._vectors = VectorExchange(
             self._replicas,
@@ -123,7 +118,7 @@ class RowWiseEngine(CollectiveEngine):
             self._replicas,
             self._row_exchange,
             self._wire,
-            functools.partial(self._consensus_on, NEW_KEYS),
+            lambda: self._joint.on(NEW_KEYS),
         )
         self._input = RowInput(self._row_exchange, groups, self._hot_rows)
         self._output = RowOutput(
@@ -133,7 +128,6 @@ class RowWiseEngine(CollectiveEngine):
             self._replicas,
             self._wire,
         )
-        super()._build()
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         tables, optimizers = [*self.tables], {**self.optimizers}
@@ -191,11 +185,10 @@ class RowWiseEngine(CollectiveEngine):
             begun = begun._replace(sizes=sizes)
         by_vectors, asked, sizes = begun
         counted = self._replicas.sent[replica]
-        asked = self._input.send(replica, asked, sizes, training)
-        asked, rows = self._lookup_of_rows.lookup(replica, asked, training)
-        asked, activations = self._output.send(
-            replica, bags, asked, rows, training
-        )
+        # The bags that have begun lack weights.
+        asked = self._input.send(asked._replace(bags=bags), sizes)
+        asked, rows = self._lookup_of_rows.lookup(asked)
+        asked, activations = self._output.send(asked, rows)
         for route in asked.routes.values():
             counted.add(unique=tf.size(route.row, tf.int64))
         for hot in asked.hot.values():
@@ -248,8 +241,11 @@ class RowWiseEngine(CollectiveEngine):
             by_vectors, asked, [*self._row_exchange.sizes(asked.routes), most]
         )
 
-    def begin(self, ids: UncheckedIds, training: bool) -> EarlyLookup | None:
-        replica = self._replicas.current(self._name)
+    def _begin_early(
+        self, ids: UncheckedIds, training: bool
+    ) -> EarlyLookup | None:
+        """Begins a lookup; see `JointDecisions.begin`."""
+        replica = self._joint.running()
         given = [each.feature for each in ids.parsed]
         place = {id(feature): i for i, feature in enumerate(given)}
         mine = [place.get(id(feature)) for feature in self.features]
@@ -285,12 +281,8 @@ class RowWiseEngine(CollectiveEngine):
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
         replica, bags, kept = residuals.replica, residuals.bags, residuals.kept
-        got, of_copies = self._output.send_gradients(
-            replica, bags, kept.asked, gradients
-        )
-        contributions = self._lookup_of_rows.contributions(
-            replica, kept.asked, got
-        )
+        got, of_copies = self._output.send_gradients(kept.asked, gradients)
+        contributions = self._lookup_of_rows.contributions(kept.asked, got)
         contributions.update(of_copies)
         for each in hot_rows.collectives(self._hot_rows.floats):
             size = each.sent(self._replicas.world)

@@ -13,7 +13,7 @@ from tfrs_embed.compat import graphs
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.engines.accumulation import Accumulation
+from tfrs_embed.engines.accumulation import Accumulation, is_last
 from tfrs_embed.engines.norms import Factors, Total
 from tfrs_embed.ops import backend, concat_gradients, rounding
 from tfrs_embed.ops.bags import BaggedIds, all_valid, bags_of_rows
@@ -212,16 +212,13 @@ class Shard:
         step = tf.convert_to_tensor(self.step)
         by_steps: dict[int, dict[str, GradientContributions]] = {1: {}}
         for name, of_table in contributions.items():
-            steps = 1
-            if name in self._accumulations:
-                steps = self._accumulations[name].steps
-            by_steps.setdefault(steps, {})[name] = of_table
+            kept = self._accumulations.get(name)
+            by_steps.setdefault(kept.steps if kept else 1, {})[name] = of_table
         self._write(by_steps.pop(1), step)
         for steps, of_tables in by_steps.items():
-            first, *_ = of_tables
             write = functools.partial(self._write, of_tables, step // steps)
             tf.cond(
-                self._accumulations[first].is_last(step),
+                is_last(step, steps),
                 lambda write=write: (write(), True)[1],
                 lambda: False,
             )

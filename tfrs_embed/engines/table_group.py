@@ -13,10 +13,10 @@ from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.ops.bags import (
     BaggedIds,
-    bag_of_id,
     bags_of_rows,
     concat,
     num_rows,
+    repeat,
     split_by_bags,
 )
 from tfrs_embed.ops.update import GradientContributions
@@ -109,21 +109,8 @@ class TableGroup:
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
         firsts = [self._world * self._first_rows[table] for table in tables]
-        if len(ids) == 1:
-            [turn], [first], [keys] = turns, firsts, ids
-        else:
-            # All features together: tracing an operation takes as long as
-            # numbering many ids.
-            splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
-            feature = bag_of_id(splits)
-            keys = tf.concat(ids, 0)
-            turn, first = (
-                tf.gather(tf.constant(values, tf.int64), feature)
-                if any(values)
-                else 0
-                for values in (turns, firsts)
-            )
-        keys = _turn(keys, turn, self._world)
+        keys = _turn(concat(ids), _for_each_id(turns, ids), self._world)
+        first = _for_each_id(firsts, ids)
         return keys if isinstance(first, int) and not first else keys + first
 
     def numbers_of(self, ids: tf.Tensor) -> tf.Tensor:
@@ -139,14 +126,11 @@ class TableGroup:
         """The table of each of `keys`, [n] int32; None if keys are distinct."""
         if self.told_apart == 1:
             return None
-        numbers = {table.name: i for i, table in enumerate(self.tables)}
+        names = [table.name for table in self.tables]
         tables = [
-            numbers[self._all_features[i].table.name] for i in self.features
+            names.index(self._all_features[i].table.name) for i in self.features
         ]
-        splits = tf.concat(
-            [[0], num_rows([bags[i].ids for i in self.features])], 0
-        )
-        return tf.gather(tables, bag_of_id(tf.cumsum(splits)))
+        return _repeated(tables, [bags[i].ids for i in self.features], tf.int32)
 
     def number(self, rows: tf.Tensor, table_of: tf.Tensor | None) -> tf.Tensor:
         """Numbers keyed tables' rows, [n] int64, table after table."""
@@ -208,6 +192,23 @@ def by_kind(
     for table in tables:
         of_kind.setdefault(kind(table), []).append(table)
     return list(of_kind.values())
+
+
+def _for_each_id(values: Sequence[int], ids: Sequence[tf.Tensor]) -> Any:
+    """Returns the value of each id's feature: [n] int64, or one for all ids."""
+    [value, *others] = {*values}
+    return _repeated(values, ids, tf.int64) if others else value
+
+
+def _repeated(
+    values: Sequence[int], ids: Sequence[tf.Tensor], dtype: tf.DType
+) -> tf.Tensor:
+    """Returns features' values for their ids, feature after feature, [n].
+
+    Tracing an operation takes as long as numbering many ids, so there is one
+    for all features.
+    """
+    return repeat(tf.constant(values, dtype), num_rows(ids))
 
 
 def _turn(ids: tf.Tensor, by: Any, world: int) -> tf.Tensor:

@@ -13,7 +13,8 @@ from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
-from tfrs_embed.engines.engine import FixedBatches, JointEngine
+from tfrs_embed.engines.engine import FixedBatches
+from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
@@ -426,7 +427,7 @@ def checked_bags(inputs: CallInputs) -> list[BaggedIds]:
 
 
 def _bags_and_begun(
-    inputs: CallInputs, together: JointEngine | None
+    inputs: CallInputs, together: JointDecisions | None
 ) -> tuple[list[BaggedIds], Any]:
     """Checks ids; begins a lookup while replicas agree on their validity.
 

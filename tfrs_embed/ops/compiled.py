@@ -41,6 +41,7 @@ class CompiledOperations(Stock):
     def __init__(self, module: Any) -> None:
         self._module = module
         self.fill = module.tfrs_embed_fill
+        self.read_keys = module.tfrs_embed_read_keys
         self.read_splits = module.tfrs_embed_read_splits
         self.copy_runs = functools.partial(
             module.tfrs_embed_copy_runs, capacity=0, padded=False
@@ -220,11 +221,6 @@ class CompiledOperations(Stock):
         return self._module.tfrs_embed_write_keys(
             keys=routed.row, counts=routed.counts, capacity=capacity
         )
-
-    def read_keys(
-        self, message: tf.Tensor, capacity: tf.Tensor, tables: int = 1
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return self._module.tfrs_embed_read_keys(message=message, tables=tables)
 
     def pad_runs(
         self, values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor

@@ -39,21 +39,13 @@ def sum_gradients_by_row(
         num_rows: scalar int32.
         dtype: float32, bfloat16 or float16; None: the gradients'.
     """
-    total = _sum(gradients, bags, index, num_rows)
-    return tf.cast(total, dtype or gradients[0].dtype)
-
-
-def _sum(
-    gradients: Sequence[tf.Tensor],
-    bags: Sequence[BaggedIds],
-    index: tf.Tensor,
-    num_rows: tf.Tensor,
-) -> tf.Tensor:
+    dtype = dtype or gradients[0].dtype
     narrow = gradients[0].shape[1] <= _NARROW
     weighted = any(b.weights is not None for b in bags)
     if not narrow and (weighted or all(b.bag_size == 1 for b in bags)):
         each = per_id(gradients, bags)
-        return tf.math.unsorted_segment_sum(each, index, num_rows)
+        total = tf.math.unsorted_segment_sum(each, index, num_rows)
+        return tf.cast(total, dtype)
     gradient = concat(
         [b.scaled(g) for g, b in zip(gradients, bags, strict=True)]
     )
@@ -61,12 +53,8 @@ def _sum(
     if not narrow:
         # Sorting the ids first is faster than an unsorted SparseSegmentSumGrad.
         order = tf.argsort(index)
-        return sum_by_segment(
-            gradient,
-            tf.gather(bag, order),
-            tf.gather(index, order),
-            num_rows,
-        )
+        bag, index = tf.gather(bag, order), tf.gather(index, order)
+        return tf.cast(sum_by_segment(gradient, bag, index, num_rows), dtype)
     weights = tf.ones(tf.shape(index), gradient.dtype)
     if weighted:
         weights = concat(
@@ -82,7 +70,7 @@ def _sum(
     shift = tf.constant(32, tf.int64)
     pairs = tf.cast(index, tf.int64)
     pairs += tf.bitwise.left_shift(tf.cast(bag, tf.int64), shift)
-    return tf.raw_ops.SparseTensorDenseMatMul(
+    total = tf.raw_ops.SparseTensorDenseMatMul(
         a_indices=tf.bitcast(pairs, tf.int32),
         a_values=weights,
         a_shape=tf.concat(
@@ -94,6 +82,7 @@ def _sum(
         ),
         b=gradient,
     )
+    return tf.cast(total, dtype)
 
 
 def per_id(

@@ -101,7 +101,7 @@ def write_keys(
 
 
 def read_keys(
-    message: tf.Tensor, capacity: tf.Tensor, tables: int = 1
+    message: tf.Tensor, tables: int = 1
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads messages that `write_keys` wrote.
 
@@ -110,6 +110,7 @@ def read_keys(
         [0] without tables; and the positions of real keys, [m] int32.
     """
     ends = tf.cumsum(message[:, :tables], axis=1)
+    capacity = tf.shape(message)[1] - tables
     mask = tf.sequence_mask(ends[:, -1], capacity)
     rows, flat = (
         tf.reshape(each, [-1]) for each in (message[:, tables:], mask)

@@ -86,14 +86,14 @@ def narrow(
     random = random_bits(rounding, step, numbers, rows.shape[1])
     # int64 has operations on all devices, int32 has not.
     bits = tf.cast(tf.bitcast(rows, tf.uint32), tf.int64)
-    magnitude = _and(bits, 0x7FFFFFFF)
+    magnitude = bits & 0x7FFFFFFF
     if dtype == tf.bfloat16:
         half = _right(magnitude + _right(random, 16), 16)
         most = 0x7F7F0000
     else:
         half = _float16(rows, magnitude, random)
         most = 0x477FE000
-    half = tf.bitwise.bitwise_or(half, _and(_right(bits, 16), 0x8000))
+    half |= _right(bits, 16) & 0x8000
     rounded = tf.bitcast(tf.cast(half, tf.uint16), dtype)
     return tf.where(magnitude > most, tf.cast(rows, dtype), rounded)
 
@@ -118,39 +118,32 @@ def random_bits(
     They are below 2^32; higher bits are better. Arguments are those of
     `narrow`.
     """
-    stream = _mix(
-        tf.bitwise.bitwise_xor(_mix(_int64(rounding.seed)), _as_int64(step))
-    )
+    stream = _mix(_mix(_int64(rounding.seed)) ^ _as_int64(step))
     row = rounding.first_row + _as_int64(numbers) * rounding.row_stride
-    key = _mix(tf.bitwise.bitwise_xor(stream, row))
-    key = _and(_right(key, 32), _LOW)
+    key = _right(_mix(stream ^ row), 32) & _LOW
     columns = np.arange(dim, dtype=np.int64) + rounding.first_column
     columns = tf.constant(columns * (_GOLDEN >> 32) % (1 << 32), tf.int64)
-    x = _and(key[:, None] + columns, _LOW)
-    x = tf.bitwise.bitwise_xor(x, _right(x, 15))
-    return _and(x * _int64(0x846CA68B), _LOW)
+    x = (key[:, None] + columns) & _LOW
+    x ^= _right(x, 15)
+    return (x * 0x846CA68B) & _LOW
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:
     """Returns splitmix64's next number of a state, as int64 of its bits."""
     z += _int64(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = tf.bitwise.bitwise_xor(z, _unsigned_right(z, shift))
+        z ^= _unsigned_right(z, shift)
         z *= _int64(factor)
-    return tf.bitwise.bitwise_xor(z, _unsigned_right(z, 31))
+    return z ^ _unsigned_right(z, 31)
 
 
 def _unsigned_right(z: tf.Tensor, by: int) -> tf.Tensor:
     # int64's own shift copies the sign.
-    return _and(_right(z, by), (1 << (64 - by)) - 1)
+    return _right(z, by) & ((1 << (64 - by)) - 1)
 
 
 def _right(z: tf.Tensor, by: int) -> tf.Tensor:
     return tf.bitwise.right_shift(z, _int64(by))
-
-
-def _and(z: tf.Tensor, mask: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_and(z, _int64(mask))
 
 
 def _as_int64(value: tf.Tensor) -> tf.Tensor:

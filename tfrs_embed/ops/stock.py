@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -40,6 +41,8 @@ class Stock:
 
     fill: Callable[..., tf.Tensor] = staticmethod(tf.fill)
     require = staticmethod(id_range.require)
+    # Returns which ids are in their tables, for each id or feature.
+    inside = staticmethod(id_range.RangeCheck.valid)
     lookup = staticmethod(lookups.lookup)
     lookup_stored = staticmethod(lookups.lookup_stored)
     combine = staticmethod(lookups.combine_all)
@@ -47,14 +50,10 @@ class Stock:
     ids_of_shard = staticmethod(bag_matrix.ids_of_shard)
     route = staticmethod(messages.route)
     write_keys = staticmethod(messages.write_keys)
-    read_keys = staticmethod(messages.read_keys)
+    read_keys: Callable[..., Any] = staticmethod(messages.read_keys)
     copy_runs: Callable[..., tf.Tensor] = staticmethod(messages.copy_runs)
     pad_runs = staticmethod(messages.pad_runs)
     read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
-
-    def inside(self, check: id_range.RangeCheck) -> tf.Tensor:
-        """Returns which ids are in their tables, for each id or feature."""
-        return check.valid()
 
     def hash_ids(
         self, ids: tf.Tensor, buckets: int, salts: Sequence[Salt]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfrs_embed.compat import graphs, strategies
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
-from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
@@ -48,7 +48,6 @@ class TPUEngine(Engine, FixedBatches):
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
         self._rates: dict[int, tf.Tensor] = {}
-        self._step: Any = None
         # TensorFlow's object; None before `build`.
         self._embedding: Any = None
         for table, optimizer in self.optimizers.items():
@@ -105,25 +104,21 @@ class TPUEngine(Engine, FixedBatches):
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """Does nothing: this hardware has no limits."""
 
-    def build(self) -> None:
-        if self._step is not None:
-            return
-        with tf.init_scope():
-            for table, variables in self._build().items():
-                # `add` may restore a checkpoint, so initial values come first.
-                for key, variable in variables.items():
-                    self.states[table].add(key, variable)
-            # Every replica reads the step; all count alike.
-            self._step = tf.Variable(
-                tf.constant(0, tf.int64),
-                trainable=False,
-                name="step",
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-        self._follow_step()
+    def _build(self) -> tf.Variable:
+        for table, variables in self._make_tables().items():
+            # `add` may restore a checkpoint, so initial values come first.
+            for key, variable in variables.items():
+                self.states[table].add(key, variable)
+        # Every replica reads the step; all count alike.
+        return tf.Variable(
+            tf.constant(0, tf.int64),
+            trainable=False,
+            name="step",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
     @abc.abstractmethod
-    def _build(self) -> dict[str, dict[str, Any]]:
+    def _make_tables(self) -> dict[str, dict[str, Any]]:
         """Makes TensorFlow's object, and the tables' initial rows.
 
         Returns the variables by table, then by "parameters" or the slot's name.
@@ -139,18 +134,6 @@ class TPUEngine(Engine, FixedBatches):
             ),
         )
 
-    def _initial_blocks(
-        self, table: TableSpec
-    ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields the first row and the rows of a new table's blocks."""
-        # Offline tables have no memory.
-        if not strategies.is_offline(self._strategy):
-            yield from initial_blocks(table)
-
-    @property
-    def step(self) -> Any:
-        return self._step
-
     def lookup(self, call: LookupCall) -> tuple[list[tf.Tensor], Any]:
         """See the base class; outside of strategy.run it reads the tables."""
         bags = call.bags
@@ -161,7 +144,9 @@ class TPUEngine(Engine, FixedBatches):
                 )
                 for feature, each in zip(self.features, bags, strict=True)
             ], None
-        self._require_room([each.static_count for each in bags])
+        require_room(
+            self.features, [each.static_count for each in bags], self._samples
+        )
         # Outside of tapes there is no update, for which embedding cores and
         # pipelined SparseCores would wait.
         updates = call.training and record.could_possibly_record()
@@ -182,20 +167,6 @@ class TPUEngine(Engine, FixedBatches):
         Returns each feature's [samples, dim], residuals, and a tensor on the
         TPU that only exists if all ids are good.
         """
-
-    def _require_room(self, counts: Sequence[int | None]) -> None:
-        """Requires that the tables were made for so many samples a replica."""
-        for feature, count, samples in zip(
-            self.features, counts, self._samples, strict=True
-        ):
-            assert samples is not None and count is not None
-            if count > samples:
-                raise ValueError(
-                    f"{feature}: {count} samples in a replica's batch, but the "
-                    f"tables were made for at most {samples}. Set the "
-                    "feature's output_shape, or the batch_size of a "
-                    "PartialTPUEmbedding, to the largest batch."
-                )
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
@@ -225,25 +196,6 @@ class TPUEngine(Engine, FixedBatches):
         done //= replicas.num_replicas_in_sync
         self._step.assign_add(tf.cast(done, tf.int64))
 
-    def _ragged(
-        self, bags: Sequence[BaggedIds]
-    ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
-        """Each feature's ids and weights by sample, made on the host."""
-        for feature, each in zip(self.features, bags, strict=True):
-            combiner = feature.table.combiner
-            if combiner != "sum" and each.weights is not None is each.scale:
-                raise ValueError(
-                    f"{feature}: these ids aren't combined, and TPUs would "
-                    f"divide their weights by themselves (combiner="
-                    f"'{combiner}'): give the table combiner='sum', with which "
-                    "a weight multiplies its id's vector."
-                )
-        rows = [
-            on_host(as_ragged, each, samples)
-            for each, samples in zip(bags, self._padded(), strict=True)
-        ]
-        return [r[0] for r in rows], [r[1] for r in rows]
-
     def _padded(self) -> list[int]:
         """Each feature's padded number of samples; None is an error."""
         padded = []
@@ -265,6 +217,56 @@ class TPUEngine(Engine, FixedBatches):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """Updates the tables from each feature's [samples, dim] gradient."""
+
+
+def new_rows(
+    table: TableSpec, strategy: tf.distribute.Strategy
+) -> Iterator[tuple[int, tf.Tensor]]:
+    """Yields the first row and the rows of a new table's blocks."""
+    # Offline tables have no memory.
+    if not strategies.is_offline(strategy):
+        yield from initial_blocks(table)
+
+
+def require_room(
+    features: Sequence[FeatureSpec],
+    counts: Sequence[int | None],
+    made_for: Sequence[int | None],
+) -> None:
+    """Requires that tables were made for so many samples a replica."""
+    for feature, count, samples in zip(features, counts, made_for, strict=True):
+        assert samples is not None and count is not None
+        if count > samples:
+            raise ValueError(
+                f"{feature}: {count} samples in a replica's batch, but the "
+                f"tables were made for at most {samples}. Set the feature's "
+                "output_shape, or the batch_size of a PartialTPUEmbedding, to "
+                "the largest batch."
+            )
+
+
+def as_samples(
+    features: Sequence[FeatureSpec],
+    bags: Sequence[BaggedIds],
+    samples: Sequence[int],
+) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
+    """Returns features' ids and weights by sample, made on the host.
+
+    Each feature has `samples` samples.
+    """
+    for feature, each in zip(features, bags, strict=True):
+        combiner = feature.table.combiner
+        if combiner != "sum" and each.weights is not None is each.scale:
+            raise ValueError(
+                f"{feature}: these ids aren't combined, and TPUs would divide "
+                f"their weights by themselves (combiner='{combiner}'): give "
+                "the table combiner='sum', with which a weight multiplies its "
+                "id's vector."
+            )
+    rows = [
+        on_host(as_ragged, *each) for each in zip(bags, samples, strict=True)
+    ]
+    return [r[0] for r in rows], [r[1] for r in rows]
 
 
 def _cut(vectors: tf.Tensor, bags: BaggedIds) -> tf.Tensor:

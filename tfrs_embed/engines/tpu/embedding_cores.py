@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import HeldRows
-from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.engines.tpu.base import TPUEngine, as_samples, new_rows
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.sharded import Part, ShardedVariable
@@ -28,7 +28,7 @@ class EmbeddingCoreEngine(TPUEngine):
 
     _options = ("clipvalue",)
 
-    def _build(self) -> dict[str, dict[str, Any]]:
+    def _make_tables(self) -> dict[str, dict[str, Any]]:
         self._calls = itertools.count()
         self._embedding = _Embedding(
             self._feature_configs(), None, self._pipelined
@@ -56,7 +56,7 @@ class EmbeddingCoreEngine(TPUEngine):
                 for key, variable in self._embedding._variables[name].items()
             }
             made[name][PARAMETERS].write_blocks(
-                self._initial_blocks(state.spec)
+                new_rows(state.spec, self._strategy)
             )
         self._embedding._load_variables()
         return made
@@ -75,7 +75,7 @@ class EmbeddingCoreEngine(TPUEngine):
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         # The name connects the lookup with its update.
         name = f"{self._name}_{next(self._calls)}"
-        ids, weights = self._ragged(bags)
+        ids, weights = as_samples(self.features, bags, self._padded())
         self._embedding.enqueue(ids, weights, training=training, name=name)
         vectors = self._embedding.dequeue(name=name)
         return vectors, name, vectors[0]

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.compat.strategies import on_host
-from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.engines.tpu.base import TPUEngine, new_rows
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.sample_matrix import SampleMatrix
 from tfrs_embed.ops.update import PARAMETERS
@@ -31,13 +31,15 @@ class ReplicatedEngine(TPUEngine):
 
     _options = ("clipvalue",)
 
-    def _build(self) -> dict[str, dict[str, Any]]:
+    def _make_tables(self) -> dict[str, dict[str, Any]]:
         with tf.variable_creator_scope(_equal_on_all_replicas):
             self._embedding = _Tables(self._feature_configs(), None)
             self._embedding.build()
         made: dict[str, dict[str, Any]] = self._embedding._variables
         for name, state in self.states.items():
-            blocks = [block for _, block in self._initial_blocks(state.spec)]
+            blocks = [
+                block for _, block in new_rows(state.spec, self._strategy)
+            ]
             if blocks:
                 made[name][PARAMETERS].assign(tf.concat(blocks, 0))
         return made

@@ -10,7 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.engines.tpu.base import (
+    TPUEngine,
+    as_samples,
+    new_rows,
+    require_room,
+)
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.host_kernels import require_kernels
@@ -65,7 +70,8 @@ class SparseCoreEngine(TPUEngine):
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """See the base class; functions that are already traced keep limits."""
         features, chips = self._layout.features, self._topology.chips
-        self._require_room([-(-int(each.count) // chips) for each in bags])
+        counts = [-(-int(each.count) // chips) for each in bags]
+        require_room(self.features, counts, self._samples)
         by_feature = [
             of_chips(each, feature.samples, chips)
             for each, feature in zip(bags, features, strict=True)
@@ -84,7 +90,7 @@ class SparseCoreEngine(TPUEngine):
                 config.max_unique_ids_per_table
             )
 
-    def _build(self) -> dict[str, dict[str, Any]]:
+    def _make_tables(self) -> dict[str, dict[str, Any]]:
         self._embedding = TPUEmbeddingV2InLoops(
             self._feature_configs(self._stacking),
             None,
@@ -106,7 +112,7 @@ class SparseCoreEngine(TPUEngine):
                 )
                 for key, variable in self._embedding.variables[stack].items()
             }
-            made[name][PARAMETERS].write_blocks(self._initial_blocks(table))
+            made[name][PARAMETERS].write_blocks(new_rows(table, self._strategy))
         return made
 
     def _with_limits(self) -> Any:
@@ -163,7 +169,7 @@ class SparseCoreEngine(TPUEngine):
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
-        ids, weights = self._ragged(bags)
+        ids, weights = as_samples(self.features, bags, self._padded())
         self._embedding.training = training
         vectors, buffers = self._embedding(ids, weights)
         valid = next(iter(buffers.values())).row_pointers
