@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -149,16 +149,21 @@ def refuse_loops() -> None:
         )
 
 
-def build(model: Any, spec: Any, strategy: tf.distribute.Strategy) -> None:
+def build(
+    model: Any,
+    spec: Any,
+    strategy: tf.distribute.Strategy,
+    decode: Callable[[Any], Any],
+) -> None:
     """Builds a model's layers, losses, metrics and optimizer, if they aren't.
 
-    Unlike Keras's own way, batches, of the type `spec`, may have ragged and
-    sparse ids.
+    Unlike Keras's own way, batches may have ragged and sparse ids. `decode`
+    makes a batch of what has the type `spec`.
     """
 
     @tf.function(autograph=False)
     def trace(batch: Any) -> None:
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(decode(batch))
         outputs = model(x, training=False)
         if model._compile_loss is not None:
             model._compute_loss(x, y, outputs, weight, training=False)

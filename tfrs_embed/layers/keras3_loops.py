@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfrs_embed.compat import keras_versions, private_keras_3
 from tfrs_embed.compat.private_tensorflow import distribute_data
 from tfrs_embed.distribution import failures, handshake
+from tfrs_embed.layers import sparse_rows
 
 _FILES_OF = {
     keras.callbacks.BackupAndRestore: "backup_dir",
@@ -287,7 +288,7 @@ def _distribute(
         )
     if class_weight is not None:
         data = private_keras_3.with_class_weights(data, class_weight)
-    return strategy.experimental_distribute_dataset(data)
+    return strategy.experimental_distribute_dataset(sparse_rows.encode(data))
 
 
 def _of_equal_lengths(data: Any, strategy: Any) -> Any:
@@ -320,7 +321,7 @@ def _loop(model: Any, data: Any, strategy: Any) -> Iterator[None]:
     if not isinstance(model.test_function, _Steps):
         model.test_function = _Steps(model, strategy, model.test_step)
     with private_keras_3.own_loop(model):
-        private_keras_3.build(model, spec, strategy)
+        private_keras_3.build(model, spec, strategy, sparse_rows.decode)
         private_keras_3.weigh_losses(model)
         yield
 
@@ -369,6 +370,7 @@ class _Steps:
         return count > 0, {name: results[name] for name in self._names}
 
     def _replica_step(self, batch: Any) -> None:
+        batch = sparse_rows.decode(batch)
         with private_keras_3.weighted(_share(batch)):
             logs = self._step(batch)
         metrics = self._model.get_metrics_result()
