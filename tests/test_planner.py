@@ -1225,9 +1225,11 @@ def test_no_json(text):
     "text, message",
     [
         ("[" * 200_000, "recursion"),
-        ("1" * 5000, "integer string conversion"),
+        ('{"seconds": 1%s}' % ("0" * 400), "more than 64 bits"),
+        ("1" * 5000, "more than 64 bits"),
         ('{"seconds": 1e400}', "1e400 is no finite number"),
         ('{"seconds": -Infinity}', "-Infinity is no finite number"),
+        ('{"a": 1, "b": 2, "a": 3}', "the field 'a' twice"),
         (b'{"a": "\xff"}', "utf-8"),
         (b"\0", "Expecting value"),
         (7, "must be str"),

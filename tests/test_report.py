@@ -477,6 +477,10 @@ def _foreign_log(folder):
             _write("tables.jsonl", "[" * 10**5),
             "tables.jsonl', line 1, is not JSON: maximum",
         ),
+        (
+            _write("tables.jsonl", '{"a": 1%s}' % ("0" * 400)),
+            "tables.jsonl', line 1, is not JSON: 10+ has more than 64 bits",
+        ),
         (_foreign_log, "a line of tables.jsonl is not a report .* 'table'"),
     ],
 )

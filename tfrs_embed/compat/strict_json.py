@@ -22,13 +22,37 @@ def parse(text: str | bytes, what: str) -> Any:
         what: its name in errors: "The plan".
 
     Raises:
-        ValueError: the text is not JSON, has NaN or an infinite number, or
-            nests deeper than Python's parser goes.
+        ValueError: the text is not JSON; has a number beyond 64 bits, NaN or
+            an infinite one, or a field of an object twice; or nests deeper than
+            Python's parser goes.
     """
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{what} is not JSON: {error}.") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"an object has the field {twice!r} twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    # Longer ones are slow, or refused by Python with an error of its own.
+    number = int(text) if len(text) <= 20 else 2**64
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"{text:.60} has more than 64 bits")
+    return number
 
 
 def _finite(text: str) -> float:
