@@ -99,6 +99,12 @@ def test_vectors_are_those_of_tfrss_unified_embedding():
         np.testing.assert_array_equal(found, other)
 
 
+@nightly(
+    lambda kind, form: (
+        (kind in ("add", "mult") and form in ("dense", "sequence"))
+        or (kind in ("hash", "concat") and form in ("combined", "sparse"))
+    )
+)
 @nightly(without_kernels)
 @pytest.mark.parametrize(
     ("form", "combiner", "table"),
@@ -154,6 +160,7 @@ def padded(kind):
     return type(HASHINGS[kind])(**fields)
 
 
+@nightly(without_kernels)
 @on("keras:3", tier="nightly", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("kind", HASHINGS)
 @pytest.mark.usefixtures("both_implementations")
@@ -222,6 +229,7 @@ np.save(sys.argv[2], output)
 """
 
 
+@pytest.mark.more
 @on("keras:3", tier="more")
 def test_a_model_is_fit_stored_and_exported(tmp_path):
     inputs = {

@@ -55,7 +55,10 @@ def train(strategy, layer, batches):
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda kind, form: kind != "concat" and form != "ragged",
+    when=lambda kind, form: (
+        form == ("strings" if kind in ("add", "multiplex") else "combined")
+        and kind != "concat"
+    ),
 )
 @on(
     "workers:2",
