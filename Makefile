@@ -165,7 +165,7 @@ $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.tom
 test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 	rm -f $(TIERS)
 	TFRS_EMBED_TIERS=$(TIERS) \
-		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
+		$(TPU_VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS) \
 		tests/tpu_wheel \
 		"tests/test_tpu_strategies.py::test_more_slices[tpu:4x4]"
 

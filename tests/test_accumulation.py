@@ -12,7 +12,7 @@ from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.optimizers import Regularized
 from training_helpers import differentiate, state
 
-pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
+pytestmark = on("keras:3", tier="more")
 
 STEPS = 3
 IDS = [[3, 7, 3], [7, 1, 40], [3, 40, 2]]
@@ -52,15 +52,37 @@ def trainer(strategy, layer, factor=1.0):
     return lambda ids: run(distribute(strategy, [tf.constant(ids)] * world))
 
 
+def is_one_for_each_place(both_implementations, name, place):
+    """Whether a variant is the one of its place that replicas run by day."""
+    of_place = {
+        "auto": "adagrad",
+        "column": "adam",
+        "replicated": "sgd",
+        "hot": "adam",
+    }
+    return name == of_place[place] and not without_kernels(both_implementations)
+
+
 def rows(layer, table="t"):
     found = state(layer)
     return {k: v for k, v in found.items() if k.startswith(table)}
 
 
 @nightly(
-    lambda both_implementations, name: (
-        without_kernels(both_implementations) and name != "adam"
+    lambda both_implementations, name, place: (
+        without_kernels(both_implementations)
+        and (name, place) != ("adam", "replicated")
     )
+)
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", tier="more", when=is_one_for_each_place)
+@on(
+    "workers:2",
+    tier="more",
+    when=lambda both_implementations, name, place: (
+        is_one_for_each_place(both_implementations, name, place)
+        and place in ("auto", "column")
+    ),
 )
 @pytest.mark.usefixtures("both_implementations")
 @pytest.mark.parametrize("place", ["auto", "column", "replicated", "hot"])

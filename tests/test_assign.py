@@ -13,11 +13,11 @@ from layers_by_place import (
     make,
     options_of,
 )
-from process_tiers import on
+from process_tiers import nightly, on, without_kernels
 from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 from training_helpers import differentiate, state
 
-pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
+pytestmark = on("keras:3", tier="more")
 
 IDS = np.array([7, 3, 49])
 FULL = np.zeros([ROWS, DIM], np.float32)
@@ -30,6 +30,9 @@ def train(layer, ids):
     differentiate(tape, loss, layer.trainable_variables)
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", tier="more")
+@on("workers:2", tier="more", when=lambda place: place in ("row", "hot"))
 @pytest.mark.parametrize("place", PLACES)
 def test_others_and_slots_stay(strategy, place, files_folder):
     layer = make(strategy, **options_of(place, files_folder))
@@ -59,6 +62,18 @@ def test_changes_are_tracked():
     assert table.changed(since=before).rows.tolist() == [3, 7, 49]
 
 
+@nightly(
+    lambda each_implementation, options: (
+        without_kernels(each_implementation) and not options
+    )
+)
+@on("mirrored:2", "workers:2", tier="nightly")
+@on(
+    "mirrored:2",
+    "workers:2",
+    tier="more",
+    when=lambda each_implementation: not without_kernels(each_implementation),
+)
 @pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("options", [{}, {"admission": 3}, {"evict": True}])
 def test_keys_without_rows_get_them(strategy, options):
@@ -149,6 +164,9 @@ def test_hashed_ids_and_functions_are_refused():
         tf.function(lambda: layer.tables["t"].assign([1], VECTORS[:1]))()
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", tier="more")
+@on("workers:2", tier="more", when=lambda place: place in ("row", "column"))
 @pytest.mark.parametrize("place", ["row", "keras", "column", "files"])
 def test_rows_and_slots_move_to_another_order(strategy, place, files_folder):
     layer = make(strategy, **options_of(place, files_folder))

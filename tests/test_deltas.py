@@ -133,6 +133,7 @@ def test_more_removed_keys_than_are_noted(both_implementations):
     assert table.changed(after).rows.tolist() == [1]
 
 
+@pytest.mark.more
 def test_moments_beyond_the_marks_find_a_few_rows_more():
     layer, table = make(700)
     ended = []

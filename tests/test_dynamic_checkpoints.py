@@ -727,6 +727,7 @@ assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
 """
 
 
+@pytest.mark.more
 @on("keras:3", tier="nightly")
 def test_an_exported_model_needs_nothing_of_this_library(tmp_path):
     numbers = tfrs_embed.TableConfig(

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfrs_embed
 from dynamic_layers import normal, train
 from keras_under_test import keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from tfrs_embed import (
     DynamicKeys,
     FrequencyAdmission,
@@ -290,6 +290,7 @@ def test_strings(graph):
         table.remove([""])
 
 
+@nightly(lambda graph, eviction: graph and eviction not in ("lru", None))
 @GRAPH
 @pytest.mark.parametrize("eviction", ["lru", "lfu", TimeToLive(1), None])
 def test_more_keys_than_rows(graph, eviction):

@@ -429,6 +429,7 @@ assert traffic.__name__ == "tfrs_embed.tools.planner.traffic"
 """
 
 
+@pytest.mark.more
 def test_public_modules_keep_their_import_paths():
     result = subprocess.run(
         [sys.executable, "-c", PATHS],

@@ -168,6 +168,7 @@ def start(tmp_path, how):
     return process
 
 
+@pytest.mark.more
 def test_a_killed_process_is_restored_from_its_checkpoint(tmp_path, caplog):
     start(tmp_path, "kill").wait()
     layer, other = make_layer(FileStorage(tmp_path / "files")), make_layer(None)
@@ -177,11 +178,13 @@ def test_a_killed_process_is_restored_from_its_checkpoint(tmp_path, caplog):
     assert_equal(layer, other)
 
 
+@pytest.mark.more
 def test_a_file_that_is_cut_short_ends_the_process(tmp_path):
     """Missing rows are no zeros."""
     assert start(tmp_path, "cut").wait() == -signal.SIGBUS
 
 
+@pytest.mark.more
 def test_two_processes_dont_share_files(tmp_path):
     process = start(tmp_path, "wait")
     try:
@@ -521,6 +524,7 @@ def test_small_tables_are_in_files_too(tmp_path):
     assert assigned.reason == "it has a FileStorage, one replica"
 
 
+@pytest.mark.more
 @on("mirrored:2", tier="more")
 def test_prefetch(tmp_path, strategy):
     """Batches stay the same, and so do the tables."""

@@ -13,7 +13,7 @@ from strategies.replicas import distribute
 from tfrs_embed import FeatureConfig, TableConfig
 from training_helpers import differentiate, small_model, state
 
-pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
+pytestmark = on("keras:3", tier="more")
 
 
 def make(strategy, place="auto", hot_rows=(), **options):
@@ -57,6 +57,9 @@ def changed(before, after):
     }
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", tier="more", when=lambda place: place in ("auto", "hot"))
+@on("workers:2", tier="more", when=lambda place: place == "replicated")
 @pytest.mark.parametrize(
     "place", ["auto", "column", "table", "replicated", "hot"]
 )
@@ -80,6 +83,8 @@ def test_the_others_train_on(strategy, place):
     assert layer.step.numpy() == 3
 
 
+@on("workers:2", tier="nightly")
+@on("mirrored:2", tier="more")
 def test_a_frozen_table_is_no_part_of_a_global_norm(strategy):
     optimizer = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
     updates = []

@@ -101,7 +101,14 @@ def load(layer):
         table.assign(range(ROWS), values.astype(np.float32))
 
 
-@on("mirrored:2", tier="more", when=lambda compiled: compiled)
+@on("mirrored:2", tier="nightly")
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda place, compiled: (
+        compiled and place in ("row", "column", "replicated", "hot")
+    ),
+)
 @on(
     "workers:2",
     tier="more",

@@ -837,6 +837,7 @@ def training_function(layer, look_up):
     return step
 
 
+@nightly(lambda mode: mode == "eager")
 @pytest.mark.parametrize("mode", ["eager", "function", "nested", "fit"])
 def test_tables_end_with_their_model(mode):
     def use():
@@ -977,6 +978,10 @@ READS = {
 }
 
 
+# By day each read is tried eagerly, every second one in a function too.
+@nightly(
+    lambda read, mode: mode == "function" and list(READS).index(read) % 2 == 1
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("read", READS)
 def test_to_train_by_a_read_of_a_table_is_an_error(read, mode):

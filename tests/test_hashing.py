@@ -103,6 +103,12 @@ def test_vectors_are_those_of_tfrss_unified_embedding():
         np.testing.assert_array_equal(found, other)
 
 
+@nightly(
+    lambda kind, form: (
+        (kind in ("add", "mult") and form in ("dense", "sequence"))
+        or (kind in ("hash", "concat") and form in ("combined", "sparse"))
+    )
+)
 @nightly(without_kernels)
 @pytest.mark.parametrize(
     ("form", "combiner", "table"),
@@ -157,6 +163,7 @@ def padded(kind):
     return dataclasses.replace(HASHINGS[kind], padding_value=-1)
 
 
+@nightly(without_kernels)
 @on("keras:3", tier="nightly", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("kind", HASHINGS)
 @pytest.mark.usefixtures("both_implementations")
@@ -228,6 +235,7 @@ np.save(sys.argv[2], output)
 """
 
 
+@pytest.mark.more
 @on("keras:3", tier="more")
 def test_a_model_is_fit_stored_and_exported(tmp_path):
     inputs = {

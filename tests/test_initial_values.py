@@ -134,6 +134,7 @@ def test_tables_without_a_seed_start_different(kind):
     assert np.isin(first, second).mean() < 0.1
 
 
+@pytest.mark.more
 def test_values_do_not_depend_on_the_process():
     # Nor on Python's hashes, which the seeds of blocks are made of.
     code = (

@@ -128,6 +128,11 @@ def train_by_hand(layer, model, inputs, labels, steps):
     return tables_of(layer)
 
 
+@nightly(
+    lambda model_of, steps_per_execution: (
+        (model_of is functional) == (steps_per_execution == 1)
+    )
+)
 @on("keras:3", tier="more")
 @MODELS
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
@@ -419,6 +424,7 @@ def assert_layers_agree(one, other, inputs):
         )
 
 
+@nightly(lambda threshold: threshold == 0)
 @pytest.mark.parametrize("threshold", [0, 50, None])
 def test_a_default_of_float64(float64_by_default, threshold):
     inputs, labels = make_data()
@@ -564,6 +570,7 @@ def test_exported_model_serves(tmp_path):
     np.testing.assert_allclose(served.serve(inputs), expected, rtol=1e-5)
 
 
+@nightly(lambda threshold, built: built == (threshold == 50))
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("threshold", [0, 50, None])
 def test_checkpoint_restores_whatever_the_threshold(tmp_path, built, threshold):
@@ -960,6 +967,7 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@nightly(lambda width, kind: (width == 3) == (kind == "both"))
 @pytest.mark.parametrize("kind", ["both", "distributed"])
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_dense_ids_of_a_sequence_are_cut_and_padded_as_ragged_ones(kind, width):
@@ -1590,6 +1598,7 @@ def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
     np.testing.assert_array_equal(loaded(inputs), expected)
 
 
+@pytest.mark.more
 @on("keras:3", tier="more")
 def test_models_that_are_gone_keep_no_memory():
     ids, labels = np.arange(8) % 4, np.zeros([8, 1], np.float32)

@@ -614,6 +614,11 @@ def assert_sevens(loaded, keras):
     )
 
 
+@nightly(
+    lambda way, keras: (
+        way == ("scope" if keras is KERAS["keras2"] else "custom_objects")
+    )
+)
 @BOTH
 @pytest.mark.parametrize("form", ["own", "plain", "bare", "function"])
 @pytest.mark.parametrize("way", ["registered", "custom_objects", "scope"])
@@ -680,6 +685,7 @@ def test_a_file_with_an_initializer_of_an_imported_module_loads(
     assert_sevens(keras.saving.load_model(path), keras)
 
 
+@pytest.mark.more
 def test_an_initializer_of_a_module_that_was_not_imported_is_an_error(tmp_path):
     (tmp_path / "starts.py").write_text(
         "import tf_keras\nclass Start(tf_keras.initializers.Ones): pass\n"

@@ -297,6 +297,7 @@ np.savez(sys.argv[2], **found)
 """
 
 
+@pytest.mark.more
 def test_an_exported_model_runs_where_there_are_no_kernels(tmp_path):
     module = make_module()
     expected = module.serve(*INPUTS)

@@ -243,6 +243,7 @@ def test_a_placement_misses_no_kernels_that_are_there():
     assert a_layer().placement.missing_kernels is None
 
 
+@pytest.mark.more
 def test_asking_for_missing_kernels_starts_no_devices(folder):
     done = subprocess.run(
         [
@@ -449,6 +450,7 @@ def test_sources_include_what_they_use():
     assert missing == []
 
 
+@pytest.mark.more
 def test_importing_needs_no_compiler_and_loads_nothing(tmp_path):
     package = tmp_path / "tfrs_embed"
     shutil.copytree(

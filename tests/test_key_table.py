@@ -105,6 +105,11 @@ def test_random_streams(rules, stream):
     run(Compared(rules), stream)
 
 
+@nightly(
+    lambda both_implementations, capacity: (
+        without_kernels(both_implementations) and capacity in (2, 50)
+    )
+)
 @pytest.mark.parametrize("capacity", [2, 7, 50, 1500])
 def test_random_sizes(capacity):
     few = 4 if capacity > 1000 else 25
@@ -141,6 +146,7 @@ def test_long_streams(policy, admission):
     assert compared.reference.total[1] > 0 or not rules.evicts
 
 
+@pytest.mark.more
 @nightly(without_kernels)
 def test_a_full_table_evicts_for_hundreds_of_steps():
     for by in ("lru", "lfu"):

@@ -12,15 +12,18 @@ from layers_by_place import (
     make,
     options_of,
 )
-from process_tiers import on
+from process_tiers import on, without_kernels
 from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 from training_helpers import state
 
-pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
+pytestmark = on("keras:3", tier="more")
 
 AVERAGED = [place for place in PLACES if place != "bfloat16"]
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", tier="more")
+@on("workers:2", tier="more", when=lambda place: place in ("row", "hot"))
 @pytest.mark.parametrize(
     ("place", "other"),
     [*((p, p) for p in AVERAGED), ("row", "column"), ("keras", "hot")],
@@ -55,6 +58,13 @@ def test_rows_are_averages_and_slots_stay(strategy, place, other, files_folder):
             np.testing.assert_allclose(rows, wide[[3, 20, 5]], atol=1e-6)
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on(
+    "mirrored:2",
+    "workers:2",
+    tier="more",
+    when=lambda each_implementation: not without_kernels(each_implementation),
+)
 @pytest.mark.usefixtures("each_implementation")
 def test_keys_follow(strategy):
     average, layer = (

@@ -137,6 +137,7 @@ LISTED = re.findall(
 )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["tf_keras", "keras"])
 def test_what_is_patched_is_what_the_page_of_gradients_lists(name):
     done = subprocess.run(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from keras_under_test import keras, layers, only_keras_2
+from process_tiers import nightly
 from reference import best_ids
 from tfrs_embed import DynamicKeys, FeatureConfig, FileStorage, TableConfig
 from tfrs_embed.ops import top_k
@@ -299,6 +300,7 @@ def export(layer, folder, dtype=tf.int64, **options):
     return model, tf.saved_model.load(folder)
 
 
+@nightly(lambda threshold, blocks: (threshold is None) == (blocks == "blocks"))
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(
     "options", [{}, {"rows": "int8"}, {"mapped": True}], ids=str

@@ -10,7 +10,7 @@ from process_tiers import on
 from strategies.replicas import distribute, local
 from tfrs_embed import FeatureConfig, TableConfig, sampled_softmax
 
-pytestmark = on("mirrored:2", "workers:2", "keras:3", tier="more")
+pytestmark = on("keras:3", tier="more")
 
 ROWS, DIM, SAMPLED = 40, 4, 12
 LABELS = [3, 7, 3, 0, 39]
@@ -48,6 +48,8 @@ def of_tensorflow(table, x, values, hits=True):
     )
 
 
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", "workers:2", tier="more", when=lambda hits: hits)
 @pytest.mark.parametrize("hits", [True, False])
 @pytest.mark.parametrize("threshold", [0, None], ids=["engine", "keras"])
 def test_its_loss_and_gradients_are_tensorflows(strategy, threshold, hits):

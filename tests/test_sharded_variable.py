@@ -93,6 +93,7 @@ def test_copies_are_written_all_and_one_is_read():
     assert len(table.held()) == 1
 
 
+@pytest.mark.more
 def test_hosts_of_a_slice_read_and_write_their_shares(tmp_path):
     script = pathlib.Path(__file__).with_name("two_host_slice.py")
     done = subprocess.run(

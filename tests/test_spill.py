@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfrs_embed
 from delta_checkpoints import check_chain
 from keras_under_test import keras, layers
-from process_tiers import on
+from process_tiers import nightly, on
 from reference import best_ids
 from strategies.replicas import distribute
 from tfrs_embed import (
@@ -113,6 +113,11 @@ def look_up(layer):
     return np.stack([found[name] for name in names])
 
 
+@nightly(
+    lambda rules, optimizer: (
+        optimizer != "adam" and rules != {"eviction": "lru"}
+    )
+)
 @pytest.mark.parametrize(
     "rules",
     [
@@ -333,6 +338,7 @@ def test_changes_of_spilled_rows_are_known(tmp_path):
     assert not {*gone.removed} & {*gone.rows}
 
 
+@nightly(lambda background: not background)
 @pytest.mark.parametrize("background", [False, True], ids=["now", "threads"])
 def test_deltas(tmp_path, background, monkeypatch):
     monkeypatch.setattr(bundle, "BLOCK_BYTES", 64)
@@ -340,8 +346,7 @@ def test_deltas(tmp_path, background, monkeypatch):
     check_chain(one, "spill", tmp_path, [(one, "spill")], background)
 
 
-@on("mirrored:2")
-@on("workers:2", tier="more")
+@on("mirrored:2", "workers:2", tier="more")
 def test_on_replicas(strategy):
     """Each shard spills; exports and checkpoints have all keys."""
     with strategy.scope():

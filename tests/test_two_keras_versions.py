@@ -305,6 +305,7 @@ for kind in (".keras", ".h5"):
 
 
 # Of tf_keras's, test_tf_keras_finds_the_layers_of_a_file shows it.
+@pytest.mark.more
 @nightly(lambda keras: keras == "tf_keras")
 @pytest.mark.parametrize(
     ("keras", "layers"), [("keras", "keras3"), ("tf_keras", "keras2")]

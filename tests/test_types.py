@@ -70,6 +70,7 @@ te.checkpoint.DeltaManger  # error: attr-defined
 """
 
 
+@pytest.mark.more
 def test_mypy_knows_what_arguments_may_be(tmp_path):
     api = pytest.importorskip("mypy.api")
     root = pathlib.Path(tfrs_embed.__file__).parents[1]

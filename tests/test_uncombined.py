@@ -124,6 +124,7 @@ def test_a_layer_of_keys(dtype):
     )
 
 
+@nightly(lambda graph, rows: graph and not rows)
 @KINDS
 @BOTH_MODES
 @pytest.mark.parametrize("rows", [[], [[], []]])
@@ -151,6 +152,11 @@ def test_weights_multiply_vectors_whatever_the_combiner(kind, combiner):
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)
 
 
+@nightly(
+    lambda threshold, combiner, graph: (
+        graph and (threshold is None) == (combiner == "mean")
+    )
+)
 @pytest.mark.parametrize("threshold", [0, None])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("graph", [False, True])

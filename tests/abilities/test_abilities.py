@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from abilities import descriptors, on_replicas
 from abilities.cases import CASES
+from abilities.saving import EACH_CHANGE
 from abilities.table import PAGE, outcome, parse, render
 from keras_under_test import NUMBER
 from process_tiers import nightly, on, process_of
@@ -15,7 +16,8 @@ from tfrs_embed.compat.version import NEWEST_TENSORFLOW
 # Its cells share trained models.
 pytestmark = [
     on("mirrored:2"),
-    on("keras:3", "keras:3 mirrored:2", tier="more"),
+    on("keras:3", tier="nightly"),
+    on("keras:3 mirrored:2", tier="more"),
     on("tpu:2x4", tier="nightly"),
     pytest.mark.xdist_group("abilities"),
 ]
@@ -26,6 +28,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 EXPECTED = parse(TEXT)
 
 
+@on("keras:3", tier="more", when=lambda case: case.name in EACH_CHANGE)
 @nightly(MODULE.is_costly)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("title", MODULE.ABILITIES)

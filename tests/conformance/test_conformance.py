@@ -263,8 +263,14 @@ def is_first_of(*engines):
     return lambda case: is_first(case) and case.engine in engines
 
 
+#: Engines that replicas have in Keras 3's process too.
+OF_KERAS_3 = ("distributed_mirrored", "sharded_files", "columns_and_copies")
+
+
 # What most changes to an engine would break.
-STEPS = on("mirrored:2", when=is_first)
+STEPS = on(
+    "mirrored:2", when=is_first_of("sharded", "dynamic_sharded", "hot_rows")
+)
 # Others find little there that one device's tests and STEPS don't.
 OTHERS = on("mirrored:2", tier="more", when=of_any_world)
 
@@ -293,7 +299,10 @@ def case(request):
         ),
         Case("arrays", "sgd", mode="eager"),
     ],
-    replicas=[Case(e, "sgd", kinds=FEW) for e in ("keras", "sharded_small")],
+    replicas=[
+        *nightly(Case("keras", "sgd", kinds=FEW)),
+        Case("sharded_small", "sgd", kinds=FEW),
+    ],
     tpu=[
         Case("sparse_small", "sgd", kinds=FEW),
         *nightly(Case("dense_keras", "sgd", kinds=FEW)),
@@ -363,10 +372,13 @@ def test_lookup(case, strategy):
     ],
     replicas=[
         Case("sharded"),
-        Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
+        *nightly(
+            Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
+            Case("column_files", "row_wise_adagrad", kinds=FEW, kernels=True),
+        ),
         *(
             Case(engine, "row_wise_adagrad", kinds=FEW, kernels=True)
-            for engine in ("sharded_files", "column_files", "spill_sharded")
+            for engine in ("sharded_files", "spill_sharded")
         ),
         Case("distributed_both", kinds=KINDS_OF_OTHERS, steps=3),
         *nightly(
@@ -388,7 +400,7 @@ def test_lookup(case, strategy):
         Case("two_stages", "adam", "sqrtn", kinds=FEW, steps=3),
         *nightly(Case("dynamic_two_stages", "adam", "sqrtn", kinds=FEW)),
         Case("hot_rows", kinds=KINDS_OF_OTHERS, steps=3),
-        Case("distributed_hot_rows", kinds=FEW, steps=3),
+        *nightly(Case("distributed_hot_rows", kinds=FEW, steps=3)),
         Case("columns", kinds=KINDS_OF_OTHERS),
         *nightly(Case("distributed_columns", kinds=FEW, steps=3)),
         *nightly(Case("hot_rows", kinds=FEW, steps=3, dtype="bfloat16")),
@@ -419,7 +431,8 @@ def test_lookup(case, strategy):
 @on(
     "keras:3 mirrored:2",
     tier="more",
-    when=lambda case: case.kinds == FEW and of_any_world(case),
+    # What Keras 3 does is the same for all engines.
+    when=lambda case: of_any_world(case) and case.engine in OF_KERAS_3,
 )
 def test_training(case, strategy):
     layer, reference = case.build(strategy)
@@ -456,7 +469,14 @@ def test_training(case, strategy):
     ],
 )
 @STAGES
-@OTHERS
+# Two workers have the other engines in each run.
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda case: (
+        of_any_world(case) and case.engine not in ("dynamic_sharded", "columns")
+    ),
+)
 @on(
     "workers:2",
     when=lambda case: (
@@ -540,9 +560,9 @@ def test_gradients_of_keras_tables(case, strategy):
         Case("arrays", "adam", kinds=FEW, mode="eager"),
     ],
     replicas=[
-        Case("sharded", kinds=FEW),
         Case("columns_and_rows", combiner="sqrtn", kinds=FEW),
         *nightly(
+            Case("sharded", kinds=FEW),
             Case("sharded"),
             Case("distributed_both", combiner="sqrtn", kinds=FEW),
             Case("columns_and_copies", kinds=FEW),

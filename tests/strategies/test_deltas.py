@@ -8,7 +8,8 @@ from process_tiers import on
 
 
 @on("mirrored:2", "workers:2", tier="nightly")
-@on("mirrored:2", when=lambda placement: placement in ("column", "spill"))
+@on("mirrored:2", when=lambda placement: placement == "column")
+@on("mirrored:2", tier="more", when=lambda placement: placement == "spill")
 @on("workers:2", when=lambda placement: placement == "row")
 @on("workers:2", tier="more", when=lambda placement: placement == "keys")
 @pytest.mark.parametrize("placement", PLACEMENTS)

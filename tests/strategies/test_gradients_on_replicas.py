@@ -105,7 +105,7 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda scenario, nested: scenario.__name__ == "penalty",
+    when=lambda scenario, nested: scenario.__name__ == "penalty" and nested,
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ def train(strategy, layer, batches):
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda kind, form: not kind.endswith("concat") and form != "ragged",
+    when=lambda kind, form: (
+        form == ("strings" if kind in ("add", "multiplex") else "combined")
+        and not kind.endswith("concat")
+    ),
 )
 @on(
     "workers:2",

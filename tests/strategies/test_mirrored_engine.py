@@ -309,7 +309,6 @@ def test_initial_values_without_a_seed_are_equal(strategy):
     assert layer.embedding_tables["y"].numpy().std() > 0
 
 
-@on("workers:2", when=lambda kind: kind == "combined")
 @pytest.mark.parametrize("kind", ["mirrored", "combined"])
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)

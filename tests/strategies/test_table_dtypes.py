@@ -46,7 +46,7 @@ def rows_of(layer, name):
     "mirrored:2",
     tier="more",
     when=lambda place, dtype, bag: (
-        dtype == "bfloat16" or (place, bag) == ("row", 6)
+        bag == 6 and (dtype == "bfloat16" or place == "row")
     ),
 )
 @on(
