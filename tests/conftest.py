@@ -7,7 +7,6 @@ each of them runs the same tests in the same order, and asserts about its own
 replicas.
 """
 
-import functools
 import gc
 import os
 import sys
@@ -150,37 +149,6 @@ def pytest_runtest_call(item):
         raise
 
 
-@functools.cache
-def _seed_only_if_needed():
-    """Makes TensorFlow ignore its own seed if no operation has asked for one.
-
-    Seeding drops the kernels of all eager operations, and the next test makes
-    them again: 15% of the time of tests/test_bad_input.py (TensorFlow 2.21).
-    Only kernels with a seed of `get_seed` have random numbers to repeat.
-    """
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework import random_seed
-
-    get_seed, set_global_seed = random_seed.get_seed, context.set_global_seed
-    last, asked = None, True
-
-    @functools.wraps(get_seed)
-    def noted_get_seed(op_seed):
-        nonlocal asked
-        asked = True
-        return get_seed(op_seed)
-
-    @functools.wraps(set_global_seed)
-    def set_if_needed(seed):
-        nonlocal last, asked
-        if asked or seed != last:
-            set_global_seed(seed)
-            last, asked = seed, False
-
-    random_seed.get_seed = noted_get_seed
-    context.set_global_seed = set_if_needed
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     """Random numbers that are the same in each run of a test.
@@ -190,7 +158,6 @@ def _seed():
     """
     # Importing it takes seconds, and some files do without.
     if tf := sys.modules.get("tensorflow"):
-        _seed_only_if_needed()
         tf.keras.utils.set_random_seed(1)
 
 
