@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+import documentation
 import tfrs_embed
 from delta_checkpoints import Job
 from keras_under_test import keras, layers
@@ -540,3 +542,37 @@ def test_rows_are_read_in_blocks(tmp_path, monkeypatch):
     assert sizes == [10] * 20  # The file is read two times.
     found = layer(tf.range(100, dtype=tf.int64), training=False)
     np.testing.assert_array_equal(found, VECTORS * 50)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("tfra/movie_mht_1of2-{}", "tfra/movie_mht_2of2-{}", "keys", "values"),
+        (
+            "dynamicemb/movie_emb_{}.rank_0.world_size_2",
+            "dynamicemb/movie_emb_{}.rank_1.world_size_2",
+            *("keys", "values"),
+        ),
+    ],
+)
+def test_recipes_of_dumps(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, table = keyed(rows=100)
+    expected = {}
+    *paths, keys, values = names
+    for number, path in enumerate(paths):
+        # As both write them: numbers of the machine's order, without a header.
+        ids = np.arange(30, dtype=np.int64) * 10**15 + number
+        rows = np.arange(60, dtype=np.float32).reshape(30, 2) * (number + 1)
+        expected.update(zip(ids.tolist(), rows.tolist(), strict=True))
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path.format(keys)).write_bytes(ids.tobytes())
+        (tmp_path / path.format(values)).write_bytes(rows.tobytes())
+    found = {"layer": types.SimpleNamespace(tables={"movie": table})}
+    for block in documentation.blocks("docs/serving.md"):
+        if "assign_dump(" in block.code:
+            block.run(found)
+    assert table.keys().tolist() == sorted(expected)
+    np.testing.assert_array_equal(
+        table.table.numpy(), [expected[key] for key in sorted(expected)]
+    )
