@@ -197,14 +197,13 @@ class _Import:
         self, arrow: Any, table: LayerTable, files: list[str], slots: bool
     ) -> None:
         self._arrow, self._state, self._step = arrow, *table
-        self._files: dict[bool, list[str]] = {True: [], False: []}
-        for path in files:
-            name = path.rpartition("/")[2]
-            self._files[name.startswith(_REMOVED)].append(path)
-        names = [*self._state.slots] if slots else []
+        names = {path: path.rpartition("/")[2] for path in files}
+        self._removing = [p for p in files if names[p].startswith(_REMOVED)]
+        self._files = [p for p in files if not names[p].startswith(_REMOVED)]
+        parts = [*self._state.slots] if slots else []
         self._columns = {
             ROW: PARAMETERS,
-            **dict(zip(names, names, strict=True)),
+            **dict(zip(parts, parts, strict=True)),
         }
         self._where = f"table '{self._state.spec.name}'"
         self._keyed = KEYS in self._state.variables
@@ -212,16 +211,16 @@ class _Import:
 
     def check(self) -> None:
         """Reads and checks all files; takes their keys."""
-        if self._files[True] and not self._keyed:
+        if self._removing and not self._keyed:
             raise ValueError(
-                f"'{self._files[True][0]}': {self._where} has no DynamicKeys, "
+                f"'{self._removing[0]}': {self._where} has no DynamicKeys, "
                 "and can't remove rows."
             )
-        for path in self._files[True]:
+        for path in self._removing:
             for keys, _ in self._blocks(path, {}):
                 self.removed = np.union1d(self.removed, keys)
         found, ends = [self.keys], []
-        for path in self._files[False]:
+        for path in self._files:
             found += [keys for keys, _ in self._blocks(path, self._columns)]
             ends.append(sum(map(len, found)))
         self.keys = np.concatenate(found)
@@ -229,7 +228,7 @@ class _Import:
         again = np.flatnonzero(np.diff(self.keys[order]) == 0)
         if again.size:
             place = order[again[0] + 1]
-            path = self._files[False][np.searchsorted(ends, place, "right")]
+            path = self._files[np.searchsorted(ends, place, "right")]
             raise ValueError(
                 f"'{path}': each key of {self._where} must be there once, got "
                 f"{self.keys[place]} again."
@@ -243,7 +242,7 @@ class _Import:
             try:
                 self._state.built("import_rows").room.require(keys)
             except ValueError as error:
-                raise ValueError(f"{self._files[False]}: {error}") from error
+                raise ValueError(f"'{self._files[0]}': {error}") from error
 
     def give_rows(self) -> None:
         """Removes keys, and gives rows to new ones."""
@@ -254,7 +253,7 @@ class _Import:
 
     def write(self) -> None:
         """Writes rows and slots."""
-        for path in self._files[False]:
+        for path in self._files:
             for keys, parts in self._blocks(path, self._columns):
                 for name, values in parts.items():
                     with tf.device("CPU:0"):
