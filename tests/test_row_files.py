@@ -2,18 +2,23 @@
 
 import shutil
 import sys
+import types
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+import documentation
 import tfrs_embed
 from delta_checkpoints import Job
 from keras_under_test import keras, layers
 from process_tiers import on
+from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.serving import export_rows
+from tfrs_embed.serving import export_rows, import_rows, row_import
+from training_helpers import state as state_of
 from training_helpers import train
 
 pytestmark = on("keras:3", tier="nightly")
@@ -235,3 +240,332 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
 
 def _full(*args, **kwargs):
     raise OSError("no space left")
+
+
+def rows_of(layer, slots=False):
+    """The rows of a layer's tables by key, with slots if asked for."""
+    found = {}
+    for name, table in layer.tables.items():
+        keys = range(table.spec.vocabulary_size)
+        if table.spec.keys is not None:
+            keys = table.keys().tolist()
+        parts = [table.table, *(table.slots.values() if slots else ())]
+        values = [np.asarray(part.numpy(), np.float32) for part in parts]
+        found[name] = {
+            key: [value[place].tolist() for value in values]
+            for place, key in enumerate(keys)
+        }
+    return found
+
+
+@pytest.mark.parametrize("placement", ["one", "keys", "spill"])
+def test_increments_make_the_rows_of_the_exporter(
+    placement, tmp_path, both_implementations
+):
+    if placement == "spill" and kernels.operations("CPU:0") is None:
+        pytest.skip("a spill needs the kernels")
+    strategy = tf.distribute.get_strategy()
+    job, other = (Job(strategy, placement) for _ in range(2))
+    for each in (job, other):
+        each.build()
+    name, since = job.layer.name, None
+    for number in range(4):
+        folder = tmp_path / str(number)
+        since = export_rows(job.layer, folder, since, slots=True)
+        (folder / name).rename(folder / other.layer.name)
+        import_rows(other.layer, folder, slots=True)
+        assert rows_of(other.layer, True) == rows_of(job.layer, True)
+        job.train()
+
+
+def test_slots_stay_without_slots(tmp_path):
+    layer, other = make(), make()
+    for each in (layer, other):
+        each.build(None)
+    update(layer)
+    export_rows(layer, tmp_path / "rows")
+    before = state_of(other)
+    import_rows(other, tmp_path / "rows")
+    assert rows_of(other) == rows_of(layer)
+    after = state_of(other)
+    for name in before:
+        if not name.endswith("parameters"):
+            np.testing.assert_array_equal(after[name], before[name])
+    with pytest.raises(ValueError, match=r"one column 'accumulators'"):
+        import_rows(other, tmp_path / "rows", slots=True)
+
+
+def test_slots_with_one_number_a_row(tmp_path):
+    optimizer = tfrs_embed.optimizers.RowWiseAdagrad(0.1)
+    layer, other = (make(optimizer=optimizer) for _ in range(2))
+    for each in (layer, other):
+        each.build(None)
+    update(layer)
+    export_rows(layer, tmp_path / "rows", slots=True)
+    import_rows(other, tmp_path / "rows", slots=True)
+    assert rows_of(other, True) == rows_of(layer, True)
+
+
+def keyed(dtype=tf.int64, rows=6, **options):
+    """A layer of a table of keys, and the table."""
+    keys = tfrs_embed.DynamicKeys(dtype, **options)
+    table = tfrs_embed.TableConfig("items", rows, 2, keys=keys)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("items", table), "adagrad", size_threshold=0
+    )
+    layer.build(None)
+    return layer, layer.tables["items"]
+
+
+VECTORS = [[1.0, 2.0], [3.0, 4.0]]
+
+
+def write(path, keys, rows=VECTORS, **columns):
+    """Writes a file as any producer would."""
+    pq.write_table(pa.table({"key": keys, "row": rows, **columns}), str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "ids"),
+    [
+        (tf.int64, [-7, 10**15], [-7, 10**15]),
+        (tf.int32, [5, -1], [5, -1]),
+        (tf.uint64, pa.array([5, 2**64 - 1], pa.uint64()), [5, 2**64 - 1]),
+        (tf.uint64, [5, -1], [5, 2**64 - 1]),
+        (tf.string, ["red", "blue"], ["red", "blue"]),
+        (tf.string, [b"red", b"\xff"], [b"red", b"\xff"]),
+    ],
+)
+def test_files_of_any_producer(dtype, keys, ids, tmp_path):
+    layer, table = keyed(dtype)
+    where = write(tmp_path / "a.parquet", keys, seen=["x", None])
+    import_rows(table, where)
+    np.testing.assert_array_equal(
+        layer(tf.constant(ids, dtype), training=False), VECTORS
+    )
+    assert table.size == 2
+
+
+def test_fingerprints_are_keys_of_strings(tmp_path):
+    _, table = keyed(tf.string)
+    import_rows(table, write(tmp_path / "a.parquet", ["red", "blue"]))
+    export_rows(table.layer(), tmp_path / "rows")
+    other, copy = keyed(tf.string)
+    import_rows(copy, tmp_path / "rows" / table.layer().name / "items")
+    found = other(tf.constant(["red", "blue"]), training=False)
+    np.testing.assert_array_equal(found, VECTORS)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.float64()), pa.large_list(pa.float16())]
+)
+def test_lists_of_any_floats_in_several_files(kind, tmp_path):
+    layer, table = keyed()
+    for number in range(2):
+        rows = pa.array(
+            [np.asarray(v, kind.value_type.to_pandas_dtype()) for v in VECTORS],
+            kind,
+        )
+        write(
+            tmp_path / f"{number}.parquet", [2 * number, 2 * number + 1], rows
+        )
+    (tmp_path / "_SUCCESS").write_text("")
+    import_rows(table, tmp_path)
+    found = layer(tf.range(4, dtype=tf.int64), training=False)
+    np.testing.assert_array_equal(found, VECTORS * 2)
+    import_rows(table, [tmp_path / "1.parquet"])
+    assert table.size == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"key": [1, 50]}, r"bad.*'large'.*from 0 to 49, got 50"),
+        ({"key": [-1, 2]}, r"got -1"),
+        ({"key": [3, 3]}, r"bad.*'large'.*got 3 again"),
+        (
+            {"key": [3, None]},
+            r"bad.*'key' for table 'large'.*int64 with 1 nulls",
+        ),
+        ({"key": ["a", "b"]}, r"bad.*'large' must have integers.*is string"),
+        (
+            {"row": [[1.0] * 4, None]},
+            r"bad.*'row' for table 'large'.*has 0 at key 2",
+        ),
+        ({"row": [[1.0] * 4, [1.0, None, 2, 3]]}, r"has nan at key 2"),
+        ({"row": [[1.0] * 4, [1.0] * 3]}, r"have 4 numbers.*3 at key 2"),
+        ({"row": [[1.0] * 4, [1.0, np.nan, 2, 3]]}, r"finite.*nan at key 2"),
+        ({"row": [[1.0] * 4, [1e39] * 4]}, r"3.403e\+38, and has 1e\+39"),
+        ({"row": [1.0, 2.0]}, r"'row'.*lists of numbers, and is double"),
+        ({"row": [["a"] * 4] * 2}, r"lists of numbers, and is .*string"),
+        ({"row": None}, r"must have one column 'row' for table 'large'"),
+    ],
+)
+def test_wrong_files_change_nothing(columns, said, tmp_path):
+    layer = make()
+    layer.build(None)
+    before = state_of(layer)
+    good = {"key": [1, 2], "row": [[1.0] * 4] * 2}
+    columns = {k: v for k, v in {**good, **columns}.items() if v is not None}
+    pq.write_table(pa.table(good | {"key": [8, 9]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table(columns), tmp_path / "bad.parquet")
+    with pytest.raises(ValueError, match=said):
+        import_rows(layer.tables["large"], tmp_path)
+    for name, value in state_of(layer).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_keys_without_room_change_nothing(tmp_path):
+    layer, table = keyed(rows=3)
+    table.assign([1, 2], VECTORS)
+    before = state_of(layer)
+    where = write(tmp_path / "a.parquet", [2, 3, 4], [[0.0, 1.0]] * 3)
+    with pytest.raises(ValueError, match=r"a.parquet.*'items'.*no room for 4"):
+        import_rows(table, where)
+    for name, value in state_of(layer).items():
+        np.testing.assert_array_equal(value, before[name])
+    # Removed keys make room.
+    name = tmp_path / "_removed-00000.parquet"
+    pq.write_table(pa.table({"key": pa.array([1, 77])}), str(name))
+    import_rows(table, tmp_path)
+    assert table.keys().tolist() == [2, 3, 4]
+    assert rows_of(layer)["items"][3] == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "said"),
+    [
+        (tf.int32, [1, 2**31], r"'items'.*to 2147483647, got 2147483648"),
+        (
+            tf.int64,
+            pa.array([1, 2**63], pa.uint64()),
+            "got 9223372036854775808",
+        ),
+        (tf.int64, ["a", "b"], r"'items' must have integers"),
+        (tf.string, [1.0, 2.0], r"strings, or int64"),
+        (tf.string, ["a", ""], r"a.parquet.*'items': key number 1 is an empty"),
+    ],
+)
+def test_wrong_keys(dtype, keys, said, tmp_path):
+    _, table = keyed(dtype)
+    where = write(tmp_path / "a.parquet", keys)
+    with pytest.raises(ValueError, match=said):
+        import_rows(table, where)
+    assert table.size == 0
+
+
+def test_what_import_refuses(tmp_path):
+    layer = make()
+    with pytest.raises(ValueError, match="'large' isn't made yet"):
+        import_rows(layer.tables["large"], tmp_path)
+    layer.build(None)
+    export_rows(layer, tmp_path / "rows")
+    with pytest.raises(TypeError, match="of a model are in one folder"):
+        import_rows(layer, ["a"])
+    with pytest.raises(ValueError, match="is no folder"):
+        import_rows(layer, tmp_path / "none")
+    with pytest.raises(ValueError, match=r"none.parquet' can't be read"):
+        import_rows(layer.tables["large"], tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="an empty list"):
+        import_rows(layer.tables["large"], [])
+    with pytest.raises(ValueError, match="no Parquet files"):
+        import_rows(layer.tables["large"], tmp_path / "rows")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no rows that export_rows wrote"):
+        import_rows(layer, tmp_path / "empty")
+    for name in ("places", "other"):
+        shutil.copytree(tmp_path / "rows", tmp_path / name)
+    (tmp_path / "places/places").rename(tmp_path / "places/other")
+    (tmp_path / "other/places/large").rename(tmp_path / "other/places/odd")
+    before = state_of(layer)
+    for name, said in (("places", "'other/large'"), ("other", "'places/odd'")):
+        with pytest.raises(ValueError, match=f"{said}, and the model has"):
+            import_rows(layer, tmp_path / name)
+    broken = tmp_path / "rows/places/small/part-00000.parquet"
+    broken.write_bytes(broken.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"small.*can't be read"):
+        import_rows(layer, tmp_path / "rows")
+    for name, value in state_of(layer).items():
+        np.testing.assert_array_equal(value, before[name])
+    removed = tmp_path / "_removed-00000.parquet"
+    pq.write_table(pa.table({"key": [1]}), str(removed))
+    write(tmp_path / "a.parquet", [1, 2], [[1.0] * 4] * 2)
+    with pytest.raises(ValueError, match="'large' has no DynamicKeys"):
+        import_rows(layer.tables["large"], tmp_path)
+    with pytest.raises(RuntimeError, match="between steps"):
+        tf.function(lambda: import_rows(layer, tmp_path / "rows"))()
+
+
+def test_a_table_of_hashed_ids_is_imported_by_row(tmp_path):
+    table = tfrs_embed.TableConfig("t", ROWS, 4)
+    feature = tfrs_embed.FeatureConfig("f", table, hashing=tfrs_embed.Hash())
+    layer = layers.PartialTPUEmbedding(feature, "sgd", name="places")
+    layer.build(None)
+    where = write(tmp_path / "a.parquet", [1, 2], [[1.0] * 4] * 2)
+    with pytest.raises(ValueError, match=r"hashing.*import_rows\(layer"):
+        import_rows(layer.tables["t"], where)
+    export_rows(layer, tmp_path / "rows")
+    before = state_of(layer)
+    layer.tables["t"].variables["parameters"].assign(np.zeros([ROWS, 4]))
+    import_rows(layer, tmp_path / "rows")
+    for name, value in state_of(layer).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_files_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_import, "_UNPACKED_BYTES", 1000)
+    _, table = keyed()
+    where = write(tmp_path / "a.parquet", [7] * 30_000, VECTORS * 15_000)
+    with pytest.raises(ValueError, match=r"a.parquet.*'items'.*unpack to"):
+        import_rows(table, where)
+
+
+def test_rows_are_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 160)
+    layer, table = keyed(rows=100)
+    where = write(tmp_path / "a.parquet", [*range(100)], VECTORS * 50)
+    sizes, check = [], row_import._Import._keys
+    monkeypatch.setattr(
+        row_import._Import,
+        "_keys",
+        lambda *args: sizes.append(len(args[-1])) or check(*args),
+    )
+    import_rows(table, where)
+    assert sizes == [10] * 20  # The file is read two times.
+    found = layer(tf.range(100, dtype=tf.int64), training=False)
+    np.testing.assert_array_equal(found, VECTORS * 50)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("tfra/movie_mht_1of2-{}", "tfra/movie_mht_2of2-{}", "keys", "values"),
+        (
+            "dynamicemb/movie_emb_{}.rank_0.world_size_2",
+            "dynamicemb/movie_emb_{}.rank_1.world_size_2",
+            *("keys", "values"),
+        ),
+    ],
+)
+def test_recipes_of_dumps(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, table = keyed(rows=100)
+    expected = {}
+    *paths, keys, values = names
+    for number, path in enumerate(paths):
+        # As both write them: numbers of the machine's order, without a header.
+        ids = np.arange(30, dtype=np.int64) * 10**15 + number
+        rows = np.arange(60, dtype=np.float32).reshape(30, 2) * (number + 1)
+        expected.update(zip(ids.tolist(), rows.tolist(), strict=True))
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path.format(keys)).write_bytes(ids.tobytes())
+        (tmp_path / path.format(values)).write_bytes(rows.tobytes())
+    found = {"layer": types.SimpleNamespace(tables={"movie": table})}
+    for block in documentation.blocks("docs/serving.md"):
+        if "assign_dump(" in block.code:
+            block.run(found)
+    assert table.keys().tolist() == sorted(expected)
+    np.testing.assert_array_equal(
+        table.table.numpy(), [expected[key] for key in sorted(expected)]
+    )

@@ -11,7 +11,7 @@ from keras_under_test import layers
 from process_tiers import on
 from strategies.replicas import of_chief
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.serving import export_rows
+from tfrs_embed.serving import export_rows, import_rows
 
 
 @on("mirrored:2", "workers:2", tier="nightly")
@@ -88,3 +88,46 @@ def test_workers_with_columns_of_the_same_rows(strategy, tmp_path, monkeypatch):
             np.testing.assert_array_equal(
                 found["row"].to_pylist(), values[keys]
             )
+
+
+@on("mirrored:2", "workers:2", tier="nightly")
+@on("mirrored:2", when=lambda placement: placement == "row")
+@on("workers:2", tier="more", when=lambda placement: placement == "keys")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_rows_are_imported_everywhere(
+    strategy, placement, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 160)
+    job, other = (Job(strategy, placement) for _ in range(2))
+    for each in (job, other):
+        each.build()
+    other.layer._name = job.layer.name
+    folder, since = of_chief(strategy, tmp_path), None
+    for number in range(3):
+        to = folder / f"{placement} {number}"
+        since = export_rows(job.layer, to, since, slots=True)
+        import_rows(other.layer, to, slots=True)
+        for name, table in job.layer.tables.items():
+            copy = other.layer.tables[name]
+            parts = ["parameters", *table.slots]
+            if table.spec.keys is not None:
+                parts.append("keys")
+            for part in parts:
+                np.testing.assert_array_equal(
+                    copy.variables[part].numpy(), table.variables[part].numpy()
+                )
+        job.train()
+    with pytest.raises((ValueError, RuntimeError), match=r"no folder|failed"):
+        import_rows(other.layer, folder / "none")
+
+
+@on("workers:2", tier="more")
+def test_a_failed_import_is_raised_on_all_workers(strategy, tmp_path):
+    job = Job(strategy, "keys")
+    job.build()
+    folder = of_chief(strategy, tmp_path) / "rows"
+    export_rows(job.layer, folder)
+    if strategy.cluster_resolver.task_id == 1:
+        folder = folder / "none"
+    with pytest.raises((ValueError, RuntimeError), match=r"no folder|another"):
+        import_rows(job.layer, folder)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from tfrs_embed.serving.delta import export_delta
     from tfrs_embed.serving.exporting import export
     from tfrs_embed.serving.row_files import export_rows
+    from tfrs_embed.serving.row_import import import_rows
 
-__all__ = ["export", "export_delta", "export_rows"]
+__all__ = ["export", "export_delta", "export_rows", "import_rows"]
 
 lazy.import_later(
     __name__,
@@ -27,5 +28,6 @@ lazy.import_later(
         "tfrs_embed.serving.delta": ("export_delta",),
         "tfrs_embed.serving.exporting": ("export",),
         "tfrs_embed.serving.row_files": ("export_rows",),
+        "tfrs_embed.serving.row_import": ("import_rows",),
     },
 )

@@ -15,10 +15,8 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.change_tracking import ChangedRows, end_moments
 from tfrs_embed.checkpoint.names import in_folder
-from tfrs_embed.checkpoint.rows import (
-    KEYS,
-    Rows,
-)
+from tfrs_embed.checkpoint.rows import KEYS, Rows
+from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.update import PARAMETERS
@@ -26,11 +24,16 @@ from tfrs_embed.serving.tables import unique_name
 from tfrs_embed.serving.workers import incomplete, joined, strategy_of
 from tfrs_embed.storage.table_state import Tables, TableState
 
+#: The columns that every file of rows has.
+KEY = "key"
+ROW = "row"
+
 
 def export_rows(
     model: Any,
     folder: str | os.PathLike[str],
     since: Mapping[str, int | None] | None = None,
+    slots: bool = False,
 ) -> dict[str, int | None]:
     """Exports the rows of a model's tables, or those that have changed.
 
@@ -42,6 +45,10 @@ def export_rows(
       `tf.fingerprint` computes.
     - row: a list of `dim` float32, of any dtype of the table.
     - step: int64, the number of the layer's updates; null if it counts none.
+    - with `slots`, one for each slot of the optimizer, by its name: a list of
+      `dim` float32; a float32 if the slot has one number for each row.
+
+    `import_rows` reads the folder into a model.
 
     A table with `DynamicKeys` also has `_removed-<worker>.parquet`, with the
     column key: keys that have lost their rows, and have none now. The readers
@@ -79,6 +86,7 @@ def export_rows(
         folder: the folder to make, on a file system of `tf.io.gfile`.
         since: what an earlier call in this process returned: rows that have
             changed since then are exported; None: all rows.
+        slots: whether to export the optimizer's slots too.
 
     Returns:
         The moment of this export, for `since`: a number by "<layer>/<table>";
@@ -86,7 +94,7 @@ def export_rows(
 
     Raises:
         ImportError: pyarrow is not installed.
-        TypeError: `since` is no mapping.
+        TypeError: `since` is no mapping, or `slots` no bool.
         ValueError: `folder` exists; a layer isn't built; `since` is of other
             tables, or a table was restored after it.
         RuntimeError: `since` is given, and a table's changes aren't tracked
@@ -94,6 +102,7 @@ def export_rows(
             another worker.
     """
     folder = os.fspath(folder).rstrip("/")
+    flag(slots, "export_rows: slots")
     strategy, worker = strategy_of(model), 0
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         worker = strategy.cluster_resolver.task_id
@@ -101,7 +110,7 @@ def export_rows(
     with contextlib.ExitStack() as stack:
         with raised_on_all_workers(strategy, "The export"):
             pyarrow = import_pyarrow("export_rows")
-            tables = _tables_of(model)
+            tables = tables_of(model)
             changed = {k: _changed(k, t, since) for k, t in tables.items()}
             if is_chief and tf.io.gfile.exists(folder):
                 raise ValueError(
@@ -113,7 +122,7 @@ def export_rows(
             for name, table in tables.items():
                 to = _Files(pyarrow, f"{temporary}/{name}", worker)
                 try:
-                    _write(to, table, changed[name], is_chief)
+                    _write(to, table, slots, changed[name], is_chief)
                 except Exception as error:
                     # Other workers wait for this one's columns.
                     errors.append(error)
@@ -127,14 +136,14 @@ def export_rows(
     return moments
 
 
-class _Table(NamedTuple):
+class LayerTable(NamedTuple):
     """A table, and the number of its layer's updates."""
 
     state: TableState
     step: int | None
 
 
-def _tables_of(model: Any) -> dict[str, _Table]:
+def tables_of(model: Any) -> dict[str, LayerTable]:
     """Finds a model's tables, by the paths of their folders."""
     layers: dict[str, Any] = {}
     found = {}
@@ -152,7 +161,7 @@ def _tables_of(model: Any) -> dict[str, _Table]:
                 )
             step = None if layer.step is None else int(layer.step.numpy())
             path = f"{in_folder(name)}/{in_folder(table)}"
-            found[path] = _Table(state, step)
+            found[path] = LayerTable(state, step)
     if not found:
         raise ValueError(
             f"Model '{getattr(model, 'name', model)}' has no layer with tables "
@@ -162,7 +171,7 @@ def _tables_of(model: Any) -> dict[str, _Table]:
 
 
 def _changed(
-    name: str, table: _Table, since: Mapping[str, int | None] | None
+    name: str, table: LayerTable, since: Mapping[str, int | None] | None
 ) -> ChangedRows | None:
     """Returns what has changed in a table; None: all of it is to be exported.
 
@@ -210,78 +219,102 @@ class _Files(NamedTuple):
 
 
 def _write(
-    files: _Files, table: _Table, changed: ChangedRows | None, is_chief: bool
+    files: _Files,
+    table: LayerTable,
+    slots: bool,
+    changed: ChangedRows | None,
+    is_chief: bool,
 ) -> None:
     """Writes this worker's files of a table."""
-    pyarrow, state, dim = files.pyarrow, table.state, table.state.spec.dim
-    int64 = pyarrow.int64()
-    row = pyarrow.list_(pyarrow.float32(), dim)
-    schema = pyarrow.schema([("key", int64), ("row", row), ("step", int64)])
+    pyarrow, state = files.pyarrow, table.state
+    int64, float32 = pyarrow.int64(), pyarrow.float32()
+    names = [PARAMETERS, *(state.slots if slots else ())]
+    row = pyarrow.list_(float32, state.spec.dim)
+    kinds = [float32 if len(state.saved[n].shape) == 1 else row for n in names]
+    fields = [(KEY, int64), (ROW, row), ("step", int64)]
+    fields += zip(names[1:], kinds[1:], strict=True)
+    schema = pyarrow.schema(fields)
     keyed = KEYS in state.variables
     parts = (
-        _by_key(state, changed)
+        _by_key(state, names, changed)
         if keyed
-        else _by_number(state, changed, is_chief)
+        else _by_number(state, names, changed, is_chief)
     )
     # Other workers may wait for this one to read on, also if writing fails.
     with contextlib.ExitStack() as stack:
         stack.callback(collections.deque, parts, 0)
         with files.writer("part", schema) as writer:
-            for keys, rows in parts:
-                values = pyarrow.array(rows.reshape(-1))
+            for keys, values in parts:
+                rows, *others = (_column(pyarrow, each) for each in values)
+                step = pyarrow.scalar(table.step, int64)
                 columns = [
                     pyarrow.array(keys, int64),
-                    pyarrow.FixedSizeListArray.from_arrays(values, dim),
-                    pyarrow.repeat(
-                        pyarrow.scalar(table.step, int64), len(keys)
-                    ),
+                    rows,
+                    pyarrow.repeat(step, len(keys)),
+                    *others,
                 ]
                 batch = pyarrow.record_batch(columns, schema=schema)
                 writer.write_batch(batch, row_group_size=len(keys))
     if keyed:
         gone = np.zeros([0], np.int64) if changed is None else changed.removed
-        schema = pyarrow.schema([("key", int64)])
+        schema = pyarrow.schema([(KEY, int64)])
         with files.writer("_removed", schema) as writer:
             columns = [pyarrow.array(gone, int64)]
             writer.write_batch(pyarrow.record_batch(columns, schema=schema))
 
 
+def _column(pyarrow: Any, values: np.ndarray) -> Any:
+    """Returns a part of some rows, [n, dim] or [n], as a column."""
+    flat = pyarrow.array(values.reshape(-1))
+    if values.ndim == 1:
+        return flat
+    return pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
 def _by_key(
-    state: TableState, changed: ChangedRows | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields keys and rows of this process's shards, in blocks."""
-    held = state.saved[PARAMETERS].held()
-    wanted: Sequence[np.ndarray | None] = [None] * len(held)
+    state: TableState, names: Sequence[str], changed: ChangedRows | None
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Yields keys, and their parts by name, of this process's shards."""
+    held = [state.saved[name].held() for name in names]
+    shards = [*zip(*held, strict=True)]
+    wanted: Sequence[np.ndarray | None] = [None] * len(shards)
     if changed is not None:
         ends = np.cumsum(changed.shards)[:-1]
         wanted = np.split(changed.rows, ends)
-    for shard, keys in zip(held, wanted, strict=True):
-        assert shard.keys is not None
+    for shard, keys in zip(shards, wanted, strict=True):
+        has = shard[0].keys
+        assert has is not None
         if keys is None:
-            places = np.arange(shard.rows)
+            places = np.arange(shard[0].rows)
         else:
-            order = np.argsort(shard.keys)
-            places = order[np.searchsorted(shard.keys, keys, sorter=order)]
+            order = np.argsort(has)
+            places = order[np.searchsorted(has, keys, sorter=order)]
         for start, size in blocks([len(places), state.spec.dim], tf.float32):
             here = places[start : start + size]
-            yield shard.keys[here], shard.gather(here).numpy()
+            yield has[here], [part.gather(here).numpy() for part in shard]
 
 
 def _by_number(
-    state: TableState, changed: ChangedRows | None, is_chief: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields numbers and rows, in blocks; of a divided table this worker's."""
-    table: Rows = state.saved[PARAMETERS]
+    state: TableState,
+    names: Sequence[str],
+    changed: ChangedRows | None,
+    is_chief: bool,
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Yields numbers, and the rows' parts; of a divided table this worker's."""
+    tables: list[Rows] = [state.saved[name] for name in names]
+    table = tables[0]
     shape = table.shape.as_list()
     if table.is_cut:
-        yield from _of_columns(table, changed, state.strategy)
+        yield from _of_columns(tables, changed, state.strategy)
     elif table.workers == 1 and not is_chief:
         return
     elif table.workers == 1 and changed is None:
-        with table.reading():
+        with contextlib.ExitStack() as stack:
+            for each in tables:
+                stack.enter_context(each.reading())
             for start, size in blocks(shape, tf.float32):
-                rows = table.read_rows(start, size)
-                yield np.arange(start, start + size), _as_float32(rows)
+                parts = [each.read_rows(start, size) for each in tables]
+                yield np.arange(start, start + size), _as_float32(parts)
     else:
         wanted: Sequence[Any] = [part.rows for part, _ in state.sources]
         if changed is not None:
@@ -289,27 +322,28 @@ def _by_number(
         for numbers in wanted:
             for start, size in blocks([len(numbers), *shape[1:]], tf.float32):
                 here = np.asarray(numbers[start : start + size])
-                yield here, _as_float32(table.gather_rows(here))
+                parts = [each.gather_rows(here) for each in tables]
+                yield here, _as_float32(parts)
 
 
 def _of_columns(
-    table: Rows, changed: ChangedRows | None, strategy: Any
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    tables: Sequence[Rows], changed: ChangedRows | None, strategy: Any
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Reads rows together with the workers that have other columns.
 
     The worker that has the first columns yields them.
     """
-    wanted = np.arange(table.shape[0])
+    wanted = np.arange(tables[0].shape[0])
     if changed is not None:
         # A worker that has no columns doesn't know which rows have changed.
         wanted = np.unique(joined(strategy, changed.rows))
-    shape = [len(wanted), *table.shape[1:]]
+    shape = [len(wanted), *tables[0].shape[1:]]
     for start, size in blocks(shape, tf.float32):
         here = wanted[start : start + size]
-        rows = table.collect_rows(here)
-        if table.is_first:
-            yield here, _as_float32(rows)
+        parts = [table.collect_rows(here) for table in tables]
+        if tables[0].is_first:
+            yield here, _as_float32(parts)
 
 
-def _as_float32(rows: tf.Tensor) -> np.ndarray:
-    return np.asarray(rows.numpy(), np.float32)
+def _as_float32(parts: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    return [np.asarray(part.numpy(), np.float32) for part in parts]
