@@ -557,7 +557,7 @@ WRONG_STRUCTURES = {
     "missing key": (
         {"a": IDS},
         ValueError,
-        r"missing keys \['b'\].*has the keys \['a', 'b'\]",
+        r"missing keys \['b'\].*must be \['a', 'b'\]",
     ),
     "unknown key": (
         {"a": IDS, "b": [IDS, {"x": IDS, "y": IDS}], "c": IDS},

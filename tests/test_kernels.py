@@ -403,7 +403,7 @@ HEADERS = {
     r"\b(mem(cpy|set|move|cmp)|str(cmp|len))\b": ["<cstring>", "<string.h>"],
     r"std::function\b": ["<functional>"],
     r"std::numeric_limits\b": ["<limits>"],
-    r"\bsqrtf?\(|std::pow\b": ["<cmath>", "<math.h>"],
+    r"\bsqrtf?\(|std::(pow|expm1|log1p)\b": ["<cmath>", "<math.h>"],
     r"std::(unique_ptr|shared_ptr|make_shared|make_unique|"
     r"enable_shared_from_this)\b": ["<memory>"],
     r"std::(mutex|lock_guard|unique_lock)\b": ["<mutex>"],

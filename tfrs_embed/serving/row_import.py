@@ -19,6 +19,7 @@ from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.row_files import KEY, ROW, LayerTable, tables_of
 from tfrs_embed.serving.workers import strategy_of
+from tfrs_embed.storage.dynamic_table import remove_keys
 from tfrs_embed.storage.table_state import TableState
 
 #: A file may unpack to so many bytes, or to so many times its size.
@@ -240,7 +241,7 @@ class _Import:
             kept = np.setdiff1d(self._state.keys(), self.removed)
             keys = np.union1d(kept, self.keys)
             try:
-                self._state.built("import_rows").room.require(keys)
+                self._state.built("import_rows").require_room(keys)
             except ValueError as error:
                 raise ValueError(f"'{self._files[0]}': {error}") from error
 
@@ -248,7 +249,7 @@ class _Import:
         """Removes keys, and gives rows to new ones."""
         if self._keyed:
             rows = self._state.built("import_rows")
-            rows.remove(self.removed)
+            remove_keys(rows, self.removed)
             rows.add(self.keys, self._step)
 
     def write(self) -> None:

@@ -223,7 +223,7 @@ class DynamicTable(TableState):
             RuntimeError: it is called in a traced function.
         """
         rows = self.built("remove")
-        return _remove(rows, np.unique(as_numbers(self.spec, keys)))
+        return remove_keys(rows, np.unique(as_numbers(self.spec, keys)))
 
     def evict(self, count: int | None = None) -> int:
         """Removes the keys that the table's eviction rule puts first.
@@ -257,7 +257,7 @@ class DynamicTable(TableState):
             evicted = int(np.asarray(self._step)) - known.last_used > rule.steps
         else:
             evicted = eviction_order(rows.rules.policy, known)[:count]
-        return _remove(rows, keys[evicted], evicted=True)
+        return remove_keys(rows, keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts what training steps did with keys: the last step, and all.
@@ -330,7 +330,9 @@ def _named(
     return found
 
 
-def _remove(rows: TableKeys, keys: np.ndarray, evicted: bool = False) -> int:
+def remove_keys(
+    rows: TableKeys, keys: np.ndarray, evicted: bool = False
+) -> int:
     """Removes unique keys; returns how many had rows in this process.
 
     If `evicted`, they count as evicted.
