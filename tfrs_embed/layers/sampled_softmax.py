@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed.compat.arguments import integer
+from tfrs_embed.configs.tables import FeatureSpec
 
 if TYPE_CHECKING:
     from tfrs_embed.layers.table_layer import TableLayer
@@ -101,14 +102,7 @@ def sampled_softmax(
             f"dim], got {labels.shape} and {inputs.shape}."
         )
     if sampled_values is None:
-        if found.hashing is not None or found.table.keys is not None:
-            raise ValueError(
-                f"{found}: its ids are no numbers below the table's size, so "
-                "they can't be sampled here: pass sampled_values."
-            )
-        sampled_values = _sample(
-            labels, num_sampled, sampler, found.table.vocabulary_size, seed
-        )
+        sampled_values = _sample(found, labels, num_sampled, sampler, seed)
     sampled, expected, sampled_expected = map(
         tf.stop_gradient, map(tf.convert_to_tensor, sampled_values)
     )
@@ -135,13 +129,19 @@ def sampled_softmax(
 
 
 def _sample(
+    feature: FeatureSpec,
     labels: tf.Tensor,
     num_sampled: int,
     sampler: Any,
-    rows: int,
     seed: int | None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Samples ids; see `sampled_values` of `sampled_softmax`."""
+    if feature.hashing is not None or feature.table.keys is not None:
+        raise ValueError(
+            f"{feature}: its ids are no numbers below the table's size, so "
+            "they can't be sampled here: pass sampled_values."
+        )
+    rows = feature.table.vocabulary_size
     # The lookup says what is wrong with labels that the table doesn't have.
     true = tf.clip_by_value(labels, 0, rows - 1)[:, None]
     if isinstance(sampler, str):
