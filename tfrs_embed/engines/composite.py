@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,11 +14,13 @@ from tfrs_embed.engines.engine import (
     FixedBatches,
     LookupCall,
 )
-from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.storage.composite_step import CompositeStep
+
+if TYPE_CHECKING:
+    from tfrs_embed.engines.joint_decisions import JointDecisions
 
 
 class CompositeEngine(Engine, FixedBatches):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.traffic import Traffic
-from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard, distinct
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.table_state import Freezing, TableState
+
+if TYPE_CHECKING:
+    from tfrs_embed.engines.joint_decisions import JointDecisions
 
 
 class LookupCall(NamedTuple):

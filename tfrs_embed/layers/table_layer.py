@@ -14,7 +14,6 @@ from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches
-from tfrs_embed.engines.joint_decisions import JointDecisions
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
@@ -35,6 +34,7 @@ from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 
 if TYPE_CHECKING:
+    from tfrs_embed.engines.joint_decisions import JointDecisions
     from tfrs_embed.serving.tables import ServedTables
 
 
