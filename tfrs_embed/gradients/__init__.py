@@ -29,8 +29,8 @@ The mechanism:
 What the library changes in TensorFlow and Keras for the whole process follows.
 Importing it changes none of these; what is changed stays so until the process
 ends. `tests/test_private_api.py` compares the list with all attributes of
-and of both Keras versions, that training changes. The names hold for TensorFlow
-2.16 to 2.21, tf_keras of these versions and Keras 3.12 to 3.15.
+TensorFlow, and of both Keras versions, that training changes. The names hold
+for TensorFlow 2.16 to 2.21, tf_keras of these versions and Keras 3.12 to 3.15.
 
 Updates and tapes (`passes.install`): when a layer with tables is made. Every
 tape pays for one Python call. Without it saliency maps and fine-tuning would
