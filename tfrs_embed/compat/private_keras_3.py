@@ -33,15 +33,8 @@ _SCOPE = "stateless_scope"
 _TRACING = "symbolic_scope"
 # Keras notes there which layer a program has called, itself or by others.
 _CALLED = "current_call_ctx"
-
-
-class _Local(threading.local):
-    """The share of `weighted` in this thread."""
-
-    share: Any = None
-
-
-_local = _Local()
+# Of a thread: the share of `weighted`.
+_local = threading.local()
 
 
 @contextlib.contextmanager
@@ -112,6 +105,19 @@ class _OwnLoop:
         return _weigh(scaled, _factor())
 
 
+class Reducing:
+    """The method of a strategy of several workers that Keras's loops call."""
+
+    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
+        try:
+            return type(self).reduce(self, reduce_op, value, axis)
+        except (TypeError, ValueError) as error:
+            # Keras reduces a batch so, to build a model of it.
+            if reduce_op == "MEAN" and isinstance(value, tuple):
+                raise NotImplementedError(f"A model: {_UNTRAINED}") from error
+            raise
+
+
 _UNTRAINED = (
     "Keras 3 doesn't train under MultiWorkerMirroredStrategy. Call "
     "tfrs_embed.keras3.fit(model, data, strategy) or "
@@ -123,9 +129,8 @@ def refuse_loops() -> None:
     """Raises an error in a loop of Keras's own that fails on several workers.
 
     Before its first step Keras 3.12 to 3.15 reduces a batch, which fails for
-    dicts where a worker has several replicas, with an error of Keras's own, and
-    calls a model with placeholders. Then the mean of a scalar metric, which
-    each step takes, needs an axis under
+    dicts (see `Reducing`), and calls a model with placeholders. Then the mean
+    of a scalar metric, which each step takes, needs an axis under
     MultiWorkerMirroredStrategy (keras-team/keras#20585). A layer that a model
     calls may call this.
 
@@ -225,7 +230,7 @@ class _Weighted:
         if self.reduction in (None, "none", "sum"):
             return losses
         scalar = losses.shape.rank == 0
-        scaled = _weigh(losses, _local.share if scalar else _factor())
+        scaled = _weigh(losses, _share() if scalar else _factor())
         mask = getattr(losses, "_keras_mask", None)
         if mask is not None:
             scaled._keras_mask = mask
@@ -242,10 +247,14 @@ class _Unweighted:
         return type(self).update_state(self, value, *args, **kwargs)
 
 
+def _share() -> Any:
+    return getattr(_local, "share", None)
+
+
 def _factor() -> Any:
     """What Keras's own weight, one by the replicas, is to be multiplied by."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return None if _local.share is None else _local.share * float(replicas)
+    return None if _share() is None else _share() * float(replicas)
 
 
 def _weigh(loss: Any, factor: Any) -> Any:

@@ -93,6 +93,8 @@ These objects of a program are changed, and no others of their classes:
 - tables' variables: `_trackable_children`, by `checkpoint.saver`;
 - an optimizer of Keras 3 that trains a small table: two methods, by
   `optimizers.repeated_rows`;
+- the strategy of several workers in whose scope a layer of Keras 3 is made:
+  `reduce`, which says more of an error;
 - a loop with a pipelined table, by `sparsecore.pipelining`;
 - a model that `keras3.fit` trains, its losses and their metrics, by
   `compat.private_keras_3`: in any other loop they compute as before.

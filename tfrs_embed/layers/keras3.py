@@ -42,9 +42,11 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_graphs
 from tfrs_embed.compat import keras_versions
 from tfrs_embed.compat.private_keras_3 import (
+    Reducing,
     creating_variables,
     gives_value,
     refuse_loops,
+    replace_methods,
     traces_shapes,
 )
 from tfrs_embed.compat.strategies import is_tpu
@@ -119,6 +121,10 @@ class _Layer(keras.layers.Layer):
             refuse_loops()
         args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
         return super().__call__(*args, **kwargs)
+
+    def load_own_variables(self, store: Any) -> None:
+        keras_versions.check_store(store)
+        super().load_own_variables(store)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The symbolic outputs of a call with symbolic inputs.
@@ -278,7 +284,9 @@ def _is_symbolic(value: Any) -> bool:
 def _check_strategy(kind: str, name: str | None) -> None:
     """Raises under a strategy that Keras 3 can't train with."""
     strategy = tf.distribute.get_strategy()
-    if is_tpu(strategy):
+    if isinstance(strategy, _WORKERS):
+        replace_methods(strategy, Reducing)
+    elif is_tpu(strategy):
         raise NotImplementedError(
             f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train "
             f"under {type(strategy).__name__}; tf_keras does. Take the layer "
