@@ -336,7 +336,9 @@ def test_keras_own_fit_says_what_to_call(strategy):
         return
     with strategy.scope():
         model, _ = make()
-    with pytest.raises(NotImplementedError, match=r"tfrs_embed.keras3.fit\("):
+    # Keras 3.15 raises an error of its own, with the text of ours in it.
+    errors = NotImplementedError, RuntimeError
+    with pytest.raises(errors, match=r"tfrs_embed.keras3.fit\("):
         model.fit(data(), verbose=0)
     with strategy.scope():
         model, _ = make(steps_per_execution=2)
