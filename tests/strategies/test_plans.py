@@ -158,9 +158,7 @@ def test_tables_are_on_the_ranks_of_the_plan(strategy):
     [engine] = [
         e for e in layer._engine_layer.engine._engines if hasattr(e, "slices")
     ]
-    assert engine.ranks == {
-        t.table: t.ranks for t in plan.tables if t.ranks
-    }
+    assert engine.ranks == {t.table: t.ranks for t in plan.tables if t.ranks}
     again = type(layer).from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
     assert again._arguments.plan == plan
