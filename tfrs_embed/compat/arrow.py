@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,3 +33,20 @@ class ArrowFile(tf.io.gfile.GFile):
     def write(self, file_content: Any) -> None:
         """Writes bytes, or a buffer of pyarrow's."""
         super().write(bytes(file_content))
+
+
+@contextlib.contextmanager
+def reading_parquet(arrow: Any, path: str, **options: Any) -> Iterator[Any]:
+    """Opens a Parquet file; what fails in the context is a ValueError.
+
+    Args:
+        arrow: what `import_pyarrow` returns.
+        path: the file, on a file system of `tf.io.gfile`.
+        **options: arguments of pyarrow's `ParquetFile`.
+    """
+    try:
+        where = ArrowFile(path, "rb") if "://" in path else path
+        with arrow.parquet.ParquetFile(where, **options) as file:
+            yield file
+    except (OSError, tf.errors.OpError, arrow.ArrowException) as error:
+        raise ValueError(f"'{path}' can't be read: {error}") from error

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.compat.arguments import flag
-from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
+from tfrs_embed.compat.arrow import import_pyarrow, reading_parquet
 from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
@@ -277,24 +277,16 @@ class _Import:
         """Yields checked keys and parts of a file, in blocks."""
         width = 2 + self._state.spec.dim * len(columns)
         rows = max(1, bundle.BLOCK_BYTES // (4 * width))
-        try:
+        with reading_parquet(self._arrow, path) as file:
             size = tf.io.gfile.stat(path).length
-            where = ArrowFile(path, "rb") if "://" in path else path
-            with self._arrow.parquet.ParquetFile(where) as file:
-                self._check_file(path, size, file, [KEY, *columns])
-                for batch in file.iter_batches(rows, columns=[KEY, *columns]):
-                    keys = self._keys(path, batch.column(KEY))
-                    parts = {
-                        part: self._values(path, name, batch, keys)
-                        for name, part in columns.items()
-                    }
-                    yield keys, parts
-        except (
-            OSError,
-            tf.errors.OpError,
-            self._arrow.ArrowException,
-        ) as error:
-            raise ValueError(f"'{path}' can't be read: {error}") from error
+            self._check_file(path, size, file, [KEY, *columns])
+            for batch in file.iter_batches(rows, columns=[KEY, *columns]):
+                keys = self._keys(path, batch.column(KEY))
+                parts = {
+                    part: self._values(path, name, batch, keys)
+                    for name, part in columns.items()
+                }
+                yield keys, parts
 
     def _check_file(
         self, path: str, size: int, file: Any, columns: list[str]

@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.compat.arguments import flag, integer
-from tfrs_embed.compat.arrow import ArrowFile, import_pyarrow
+from tfrs_embed.compat.arrow import import_pyarrow, reading_parquet
 from tfrs_embed.tools.streams import stream_dataset
 
 __all__ = ["parquet_dataset", "stream_dataset"]
@@ -315,17 +315,16 @@ class _Files:
     def read(self, number: int, seed: int | None) -> list[_Values]:
         """Reads a row group; with a seed in another order of rows."""
         path, group, start = self.groups[number]
-        with self._open(path, read_dictionary=self._texts) as file:
+        with reading_parquet(
+            self._arrow, path, read_dictionary=self._texts
+        ) as file:
             metadata = file.metadata
             if (
                 metadata.num_row_groups <= group
                 or metadata.row_group(group).num_rows != self.counts[number]
             ):
                 raise ValueError(f"'{path}' has changed since it was opened.")
-            try:
-                table = file.read_row_group(group, self._names)
-            except (OSError, self._arrow.ArrowException) as error:
-                raise ValueError(f"'{path}' can't be read: {error}") from error
+            table = file.read_row_group(group, self._names)
         rows = np.arange(len(table))
         if seed is not None:
             rows = np.random.default_rng([seed, number]).permutation(rows)
@@ -335,20 +334,9 @@ class _Files:
             for name in self._names
         ]
 
-    def _open(self, path: str, **options: Any) -> Any:
-        try:
-            where = ArrowFile(path, "rb") if "://" in path else path
-            return self._arrow.parquet.ParquetFile(where, **options)
-        except (
-            OSError,
-            tf.errors.OpError,
-            self._arrow.ArrowException,
-        ) as error:
-            raise ValueError(f"'{path}' can't be read: {error}") from error
-
     def _footer(self, path: str) -> tuple[list[_Column], list[int]]:
         """Returns a file's columns, and the rows of its row groups."""
-        with self._open(path) as file:
+        with reading_parquet(self._arrow, path) as file:
             schema, metadata = file.schema_arrow, file.metadata
         columns = []
         for name in self._names:
