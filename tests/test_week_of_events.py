@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from tfrs_embed.testing import LocalCluster
 
 from process_tiers import nightly
 from run_in_processes import TESTS, environment
-from tfrs_embed.testing import LocalCluster
 from week_of_events import DAYS, STEPS_A_DAY, expected
 
 pytestmark = pytest.mark.more
