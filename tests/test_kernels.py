@@ -341,7 +341,7 @@ def test_compiling_shows_what_is_done_and_the_time_left(
     *states, last = capsys.readouterr().err.splitlines()
     assert all(
         re.fullmatch(
-            r"Compiling the kernels: \d+% of \d files, .* a second, "
+            r"Compiling the kernels: \d+% of \d files, .* a (second|minute), "
             r"0:00:\d\d left",
             state,
         )

@@ -115,6 +115,16 @@ def test_a_bar_shows_rate_and_time_left(clock, terminal):
     assert terminal.getvalue().endswith("\n")
 
 
+def test_slow_counts_are_those_of_a_minute(clock, terminal):
+    with Task("Compiling", "it", 6, "files") as task:
+        clock.now += 40
+        task.advance(2)
+        assert terminal.states[-1].rstrip() == (
+            "Compiling it: |###       | 33% of 6 files, 3.0 files a minute, "
+            "0:01:20 left"
+        )
+
+
 def test_controls_in_names_are_escaped(clock, stderr):
     with Task("Reading", "'\x1b[2Ja\r\u202e本'", MB) as task:
         clock.now += 9

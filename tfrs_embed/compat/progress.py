@@ -178,8 +178,10 @@ class Task:
 
     def _state(self) -> str:
         """Returns the count, the rate and the time left, as text."""
-        rate = self.done / max(self.elapsed, 1e-9)
-        speed = f"{self._amount(rate, 1)} a second"
+        rate, unit = self.done / max(self.elapsed, 1e-9), "second"
+        if self.unit != BYTES and rate < 1:
+            rate, unit = 60 * rate, "minute"
+        speed = f"{self._amount(rate, 1)} a {unit}"
         if self.total is None:
             return f"{self.label}: {self._amount(self.done)}, {speed}"
         rest = (
