@@ -33,7 +33,7 @@ from tfrs_embed.serving.values import Blocks
 from tfrs_embed.serving.workers import agreed, incomplete, joined, strategy_of
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class UpdatableExport:
     """An updatable export of this process.
 
@@ -42,11 +42,42 @@ class UpdatableExport:
         variables: its other variables.
         moments: the moments of the export and of its deltas by their ids: a
             moment for each table.
+        latest: the id of the export or delta that has the tables' `chosen`
+            keys; None: they are forgotten.
     """
 
     tables: dict[tuple[str, str], ServedTable]
     variables: Sequence[DenseVariable]
     moments: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    latest: int | None = None
+
+    def choose_keys(self) -> list[np.ndarray | None]:
+        """Returns the keys that each table's filter chooses now.
+
+        None: the table has no filter. All workers must call it.
+        """
+        return [
+            table.key_filter.choose(table.state) if table.key_filter else None
+            for table in self.tables.values()
+        ]
+
+    def keep(
+        self,
+        link: int,
+        moments: list[int],
+        chosen: Sequence[np.ndarray | None],
+    ) -> None:
+        """Keeps the moments and chosen keys of the latest export or delta."""
+        self.moments[link] = moments
+        self.latest = link
+        for table, keys in zip(self.tables.values(), chosen, strict=True):
+            table.chosen = keys
+
+    def forget_keys(self) -> None:
+        """Frees the chosen keys; the next delta has the rows of all of them."""
+        self.latest = None
+        for table in self.tables.values():
+            table.chosen = None
 
     def end_moment(self) -> list[int]:
         """Ends the present moment of each table; returns the moments.
@@ -96,8 +127,12 @@ def remember(
         },
         variables,
     )
+    exports = _EXPORTED.setdefault(model, {})
+    for earlier in exports.values():
+        earlier.forget_keys()
+    exported.latest = link.id
     exported.moments[link.id] = exported.end_moment()
-    _EXPORTED.setdefault(model, {})[link.id] = exported
+    exports[link.id] = exported
 
 
 def export_delta(
@@ -184,16 +219,19 @@ def export_delta(
             folder = stack.enter_context(incomplete(path, writes))
         with raised_on_all_workers(strategy, "The export of a delta"):
             link = agreed(strategy, base.next(since))
+            if exported.latest != base.id:
+                exported.forget_keys()
+            chosen = exported.choose_keys()
             writer = bundle.BundleWriter(f"{folder}/part")
             blocks = Blocks(writer)
-            for each in _values(exported, link, changed, strategy):
+            for each in _values(exported, link, changed, chosen, strategy):
                 # A worker that doesn't write reads for the others.
                 if writes:
                     blocks.add(*each)
             if writes:
                 bundle.merge(writer.finish(), f"{folder}/delta")
                 bundle.move(f"{folder}/delta", path)
-    exported.moments[link.id] = moments
+    exported.keep(link.id, moments, chosen)
     return link.number
 
 
@@ -229,22 +267,24 @@ def _values(
     exported: UpdatableExport,
     link: Link,
     changed: Sequence[ChangedRows | None],
+    chosen: Sequence[np.ndarray | None],
     strategy: tf.distribute.Strategy,
 ) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
     """Yields a delta's tensors in blocks: name, shape, first row, block."""
     yield chain.HEADER, [5], 0, link.header()
     for i, (variable, _) in enumerate(exported.variables):
         yield dense_name(i), variable.shape, 0, variable.read_value()
-    for (owner, table), its_changes in zip(
-        exported.tables.items(), changed, strict=True
+    for (owner, table), its_changes, keys in zip(
+        exported.tables.items(), changed, chosen, strict=True
     ):
-        for name, *block in _parts(table, its_changes, strategy):
+        for name, *block in _parts(table, its_changes, keys, strategy):
             yield part_name(*owner, name), *block
 
 
 def _parts(
     table: ServedTable,
     changed: ChangedRows | None,
+    chosen: np.ndarray | None,
     strategy: tf.distribute.Strategy,
 ) -> Iterator[tuple[str, Sequence[int], int, tf.Tensor]]:
     """Yields blocks of a table's parts; None: all of its rows have changed."""
@@ -253,13 +293,42 @@ def _parts(
         vectors, blocks = {ROWS: rows}, table.blocks()
     else:
         # Several workers may have copies, or other columns, of a row.
-        rows = np.unique(joined(strategy, changed.rows))
-        vectors, blocks = {ROWS: rows}, table.blocks_of(rows)
+        rows, removed = (
+            np.unique(joined(strategy, each))
+            for each in (changed.rows, changed.removed)
+        )
+        vectors = {ROWS: rows}
         if INDEX in table.variables:
-            removed = np.sort(joined(strategy, changed.removed))
+            if chosen is not None:
+                rows, removed = _of_chosen(table, rows, removed, chosen)
             vectors = {KEYS: rows, REMOVED: removed}
+        blocks = table.blocks_of(rows)
     for name, numbers in vectors.items():
         yield name, [len(numbers)], 0, tf.constant(numbers, tf.int64)
     for start, block in blocks:
         for name, values in block.items():
             yield name, [len(rows), *values.shape[1:]], start, values
+
+
+def _of_chosen(
+    table: ServedTable,
+    changed: np.ndarray,
+    removed: np.ndarray,
+    chosen: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys whose rows a delta has, and those that it removes.
+
+    Args:
+        table: a table with a filter.
+        changed: the keys that have changed, in training.
+        removed: the keys that have lost their rows, in training.
+        chosen: the keys that the filter chooses now.
+    """
+    before = table.chosen
+    if before is None:
+        # The served model has none but these.
+        live = table.state.variables[KEYS].numpy()
+        return chosen, np.setdiff1d(np.union1d(live, removed), chosen)
+    new = np.setdiff1d(chosen, before, assume_unique=True)
+    rows = np.union1d(np.intersect1d(changed, chosen), new)
+    return rows, np.setdiff1d(before, chosen, assume_unique=True)

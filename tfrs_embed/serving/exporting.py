@@ -20,6 +20,7 @@ from tfrs_embed.serving.applying import APPLY_DELTA, IDS, AppliedDeltas
 from tfrs_embed.serving.delta import remember
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
+from tfrs_embed.serving.key_filters import KeyFilters
 from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
@@ -38,6 +39,9 @@ def export(
     mapped: bool = False,
     overwrite: bool = False,
     progress: bool = True,
+    min_frequency: int | Mapping[str, int] | None = None,
+    max_age: int | Mapping[str, int] | None = None,
+    max_keys: int | Mapping[str, int] | None = None,
 ) -> None:
     """Exports a model for serving.
 
@@ -73,6 +77,12 @@ def export(
     export that is replaced is renamed to `path` + ".replaced" just before, and
     removed just after. With several workers all must call this function; the
     chief writes, and the others return when the export is complete.
+
+    Tables with `DynamicKeys` are exported with all of their keys, or with those
+    that fulfil `min_frequency`, `max_age` and `max_keys`. Each of the three is
+    a limit for all of these tables, or a mapping from tables' names, or
+    "<layer>/<table>", to limits. Keys that are left out are unknown to the
+    server. With `updatable` the deltas follow the same limits.
 
     Args:
         model: a built Keras model or layer, called with training=False. A model
@@ -117,6 +127,14 @@ def export(
             version to another folder.
         progress: whether to show progress, as `tfrs_embed.progress.set_mode`
             says.
+        min_frequency: the least number of occurrences in training steps of the
+            keys to export, an integer >= 1.
+        max_age: the largest number of steps since the last use of the keys to
+            export, an integer >= 0; 0: the keys of the last step.
+        max_keys: the largest number of keys to export, an integer >= 1. Of the
+            keys that fulfil the other conditions these are the ones that the
+            table's eviction rule would evict last: with "lfu" the most
+            frequent, else the last used.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -125,8 +143,10 @@ def export(
             with the `input_signature`; an input or output has no name, or two
             have one name; `path` exists and is no empty folder, or with
             `overwrite` no SavedModel; `rows` is unknown; a table has values
-            that can't be stored as `rows`; or with `updatable` a signature is
-            named "apply_delta".
+            that can't be stored as `rows`; with `updatable` a signature is
+            named "apply_delta"; or a limit of keys is out of its range, or for
+            a table that the model doesn't have, that has no `DynamicKeys`, or
+            that doesn't count how often and when its keys are used.
         RuntimeError: the export failed on another worker; or with `updatable` a
             table doesn't track changes.
     """
@@ -136,6 +156,9 @@ def export(
     flag(updatable, "updatable")
     flag(mapped, "mapped")
     flag(overwrite, "overwrite")
+    filters = KeyFilters(
+        min_frequency=min_frequency, max_age=max_age, max_keys=max_keys
+    )
     functions = served_functions(model, input_signature, signatures or {})
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
@@ -151,7 +174,7 @@ def export(
         files = None
         if mapped:
             files = stack.enter_context(tempfile.TemporaryDirectory())
-        tables = ServedTables(rows, updatable, files)
+        tables = ServedTables(rows, updatable, files, filters)
         with raised_on_all_workers(strategy, "The export"):
             if writes:
                 _require_free(path, overwrite)

@@ -47,7 +47,8 @@ def save_graph(
 
     `tables` takes the tables that the functions read. With `applied` the model
     has a function that applies deltas. Returns the other variables that the
-    functions read.
+    functions read. Raises a ValueError if a filter of `tables` is for none of
+    them.
     """
     options = tf.saved_model.SaveOptions()
     options.experimental_variable_policy = _Policy()
@@ -60,6 +61,7 @@ def save_graph(
                 served, concrete[name] = function.trace(tables)
             if name == DEFAULT_SIGNATURE:
                 root.serve = served
+    tables.require_filtered()
     root.tables = tables.by_layer
     roots = [model, *(f.owner for f in functions.values() if f.owner)]
     resources = _resources(roots, concrete.values(), tables)

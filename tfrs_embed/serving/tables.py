@@ -33,6 +33,7 @@ from tfrs_embed.ops.lookup import combine
 from tfrs_embed.ops.stored_table import StoredTable, stored_width
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
+from tfrs_embed.serving.key_filters import KeyFilter, KeyFilters
 from tfrs_embed.serving.mapped import MappedFile, file_name
 from tfrs_embed.storage.table_state import TableState
 
@@ -58,7 +59,8 @@ class ServedTables:
     """The tables of an exported model, with rows of a dtype, or their own.
 
     `updatable` tables of keys can be given other keys. With `files`, a folder
-    for empty files, rows and scales are mapped files.
+    for empty files, rows and scales are mapped files. `filters` choose the keys
+    of tables.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class ServedTables:
         rows: str | None,
         updatable: bool = False,
         files: str | None = None,
+        filters: KeyFilters | None = None,
     ) -> None:
+        self._filters = filters or KeyFilters()
         self._rows = rows
         self._updatable = updatable
         self._files = files
@@ -138,8 +142,21 @@ class ServedTables:
                     self._updatable,
                     self._files
                     and os.path.join(self._files, file_name(number, table)),
+                    self._filters.of_table(name, state),
                 )
         return tables[table]
+
+    def require_filtered(self) -> None:
+        """Requires that each filter is for one of these tables.
+
+        Raises:
+            ValueError: a filter is for another table.
+        """
+        self._filters.require_tables(
+            (layer, table.state)
+            for layer, tables in self.by_layer.items()
+            for table in tables.values()
+        )
 
     @property
     def nbytes(self) -> int:
@@ -182,6 +199,7 @@ class ServedTable(Trackable):
     A tenth of the rows are free for new keys.
 
     With `file`, how the paths of its files begin, rows and scales are mapped.
+    With `key_filter` it has some of the table's keys.
 
     Attributes:
         name: the table's name.
@@ -190,6 +208,9 @@ class ServedTable(Trackable):
         files: the files that have values of mapped variables, by their names.
         shapes: the shapes of their values; those of variables whose size may
             change are not known to TensorFlow.
+        key_filter: the filter of keys; None: it has all of the table's keys.
+        chosen: the keys that the filter chose for the export or its last delta,
+            [n] int64 ascending; None: there is no filter, or it isn't known.
     """
 
     def __init__(
@@ -198,6 +219,7 @@ class ServedTable(Trackable):
         rows: str | None,
         updatable: bool,
         file: str | None,
+        key_filter: KeyFilter | None = None,
     ) -> None:
         self.name = state.spec.name
         self.state = state
@@ -210,8 +232,10 @@ class ServedTable(Trackable):
         self._file = file
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
         grows = False
+        self.key_filter = key_filter
+        self.chosen = key_filter.choose(state) if key_filter else None
         if KEYS in self._source:
-            num_rows, grows = len(self._source[KEYS].numpy()), updatable
+            num_rows, grows = len(self._exported_keys()), updatable
             if grows:
                 columns, free = _end(num_rows), 1 + num_rows // 10
                 self._add(INDEX, (2, columns), tf.int64, (2, None))
@@ -338,9 +362,19 @@ class ServedTable(Trackable):
             for start, size in bundle.blocks(self._shape, tf.float32):
                 yield start, self.encode(table.read_rows(start, size))
 
+    def _exported_keys(self) -> np.ndarray:
+        """Returns the keys to export, ascending; all workers must call it."""
+        if self.chosen is not None:
+            return self.chosen
+        keys: np.ndarray = self._source[KEYS].numpy()
+        return keys
+
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
-        """Reads a table of keys, sorted by key, which takes a copy of it."""
-        keys, rows = (self._source[n].numpy() for n in (KEYS, PARAMETERS))
+        """Reads a table of keys, sorted by key.
+
+        Without a filter it takes a copy of the table.
+        """
+        keys = self._exported_keys()
         first, end = 0, self._shape[0]
         if INDEX in self.variables:
             free = end - self.shapes[FREE][0]
@@ -348,13 +382,23 @@ class ServedTable(Trackable):
             yield 0, {INDEX: index, FREE: tf.range(free, end, dtype=tf.int64)}
             yield from self._zeros(NO_ROW, 1)
             first = NO_ROW + 1
-        for start, size in bundle.blocks(rows.shape, tf.float32):
-            here = slice(start, start + size)
-            stored = self.encode(tf.constant(rows[here]))
+        for start, stored in self._blocks_of_keys(keys):
             if KEYS in self.variables:
-                stored[KEYS] = tf.constant(keys[here])
+                size = stored[PARAMETERS].shape[0]
+                stored[KEYS] = tf.constant(keys[start : start + size])
             yield first + start, stored
-        yield from self._zeros(first + len(rows), end - first - len(rows))
+        yield from self._zeros(first + len(keys), end - first - len(keys))
+
+    def _blocks_of_keys(
+        self, keys: np.ndarray
+    ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        """Yields the rows of the exported keys in blocks."""
+        if self.chosen is not None:
+            yield from self.blocks_of(keys) if len(keys) else ()
+            return
+        rows = self._source[PARAMETERS].numpy()
+        for start, size in bundle.blocks(rows.shape, tf.float32):
+            yield start, self.encode(tf.constant(rows[start : start + size]))
 
     def _zeros(
         self, first: int, count: int

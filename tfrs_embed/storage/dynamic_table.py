@@ -249,15 +249,12 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys, *counters = (
-            self.variables[name].numpy() for name in (KEYS, *COUNTERS)
-        )
-        known = LiveKeys(keys, None, *counters)
+        known, ages = counted_keys(self)
         if isinstance(rule, TimeToLive) and count is None:
-            evicted = int(np.asarray(self._step)) - known.last_used > rule.steps
+            evicted = ages > rule.steps
         else:
             evicted = eviction_order(rows.rules.policy, known)[:count]
-        return remove_keys(rows, keys[evicted], evicted=True)
+        return remove_keys(rows, known.keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts what training steps did with keys: the last step, and all.
@@ -294,6 +291,19 @@ class DynamicTable(TableState):
                 "or build it first."
             )
         return self._rows
+
+
+def counted_keys(table: DynamicTable) -> tuple[LiveKeys, np.ndarray]:
+    """Returns all keys with rows, ascending, and their ages, [n] int64.
+
+    A key's age is the number of steps since its last use, 0 for a key of the
+    last step. All workers must call it.
+    """
+    keys, *counters = (
+        table.variables[name].numpy() for name in (KEYS, *COUNTERS)
+    )
+    known = LiveKeys(keys, None, *counters)
+    return known, int(np.asarray(table._step)) - known.last_used
 
 
 def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
