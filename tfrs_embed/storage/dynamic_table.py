@@ -20,7 +20,6 @@ from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.key_rules import (
     ABSENT,
-    FIRST_ROW,
     SPILLED,
     LiveKeys,
     eviction_order,
@@ -67,6 +66,8 @@ class DynamicTable(TableState):
         self.sources = [(Part(range(0)), store) for store in stores]
         self.exchange = exchange
         self._rows = TableKeys(self.spec, shards, shared, step)
+        for rank, shard in self._rows.by_rank:
+            shard.start_fallback(rank)
         self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
@@ -180,9 +181,9 @@ class DynamicTable(TableState):
         """
         rows, wanted = self.built("lookup"), as_numbers(self.spec, keys)
         found = []
-        for _, places, rows_there in rows.located(wanted):
+        for shard, places, rows_there in rows.located(wanted):
             here = np.full(len(wanted), -1)
-            here[places] = rows_there - FIRST_ROW
+            here[places] = rows_there - shard.key_table.first_row
             found.append(here)
         return np.max(rows.gather(found), 0)
 
