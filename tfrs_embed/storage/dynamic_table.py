@@ -18,6 +18,7 @@ from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.fallback_variable import FALLBACK, FallbackVariable
 from tfrs_embed.storage.key_rules import (
     ABSENT,
     SPILLED,
@@ -45,7 +46,9 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. Strings are saved as their fingerprints. An
+    the step of the last one. With `fallback_rows` it also holds
+    `<table>/fallback_parameters` and `<table>/fallback_<slot>`, by the rows'
+    numbers. Strings are saved as their fingerprints. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
     """
@@ -79,6 +82,13 @@ class DynamicTable(TableState):
             self.add(
                 part,
                 KeyedVariable(self.spec.name, part, self._rows, self.strategy),
+            )
+        for part in self._rows.names if self.spec.keys.fallback_rows else ():
+            self.add(
+                f"{FALLBACK}{part}",
+                FallbackVariable(
+                    self.spec.name, part, self._rows, self.strategy
+                ),
             )
         assert self.moments is not None
         self.moments.watch(self._note_removed)
