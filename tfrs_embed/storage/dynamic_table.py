@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
+    FALLBACK,
     KEYS,
 )
 from tfrs_embed.compat.arguments import integer_or_none
@@ -18,7 +19,7 @@ from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage.fallback_variable import FALLBACK, FallbackVariable
+from tfrs_embed.storage.fallback_variable import FallbackVariable
 from tfrs_embed.storage.key_rules import (
     ABSENT,
     SPILLED,

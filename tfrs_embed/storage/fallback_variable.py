@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, TensorSlice, blocks
-from tfrs_embed.checkpoint.rows import Save, other_slot
+from tfrs_embed.checkpoint.rows import FALLBACK, Save, other_slot
 from tfrs_embed.storage.key_rules import FIRST_ROW
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.sharded import Part, ShardedVariable
 from tfrs_embed.storage.table_keys import TableKeys
-
-#: How the names of these variables begin; "parameters" or a slot's name follow.
-FALLBACK = "fallback_"
 
 
 class FallbackVariable(ShardedVariable):
@@ -56,6 +54,12 @@ class FallbackVariable(ShardedVariable):
             replicas=rows.replicas if world > 1 else None,
             parts=parts,
         )
+
+    def local(self) -> tuple[Any, Sequence[tf.Variable]]:
+        return None, ()  # The variables have the rows of keys, too.
+
+    def check_value(self, value: Any) -> None:
+        """Accepts any value of the variable's shape."""
 
     def slices(self, key: str, save: Save) -> Iterator[TensorSlice]:
         if save.in_background:
