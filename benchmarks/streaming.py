@@ -7,7 +7,9 @@ a tenth of the users and of the movies; they differ in whose rows these are.
 
 - hashed: a user has the row that a hash of the id says, and shares it.
 - lru, lfu: tables with DynamicKeys, which give a row to whoever comes;
-- the same, admitted: to whoever came often enough.
+- the same, admitted: to whoever came often enough;
+- the same, with shared rows: a part of the rows is for those who have none, who
+  share these rows by a hash.
 - all rows: a row for each, which is what the others would like to be.
 - no rows: the mean of all ratings before.
 
@@ -41,23 +43,36 @@ BATCH = 64
 HASHED = "hashed"
 LEARNING_RATES = (0.03, 0.1, 0.3)
 PENALTIES = (0.02, 0.1, 0.4, 1.6)
+# The parts of the rows that keys without a row share.
+SHARED = (0.0, 0.25, 0.5)
 # Of the run that tunes, which is none of those that are reported.
 TUNING_SEED = 1000
 
 
 def contenders(
     admission: int,
-) -> dict[str, tfrs_embed.DynamicKeys | None]:
-    """The keys of the tables of each; None: no keys, but hashed ids."""
+) -> dict[str, tuple[tfrs_embed.DynamicKeys | None, float]]:
+    """The keys of the tables of each, and the part of rows that keys share.
+
+    None: no keys, but hashed ids.
+    """
     often = tfrs_embed.FrequencyAdmission(admission)
-    keys: dict[str, tfrs_embed.DynamicKeys | None] = {HASHED: None}
+    found: dict[str, tuple[tfrs_embed.DynamicKeys | None, float]] = {
+        HASHED: (None, 0.0)
+    }
     for rule in ("lru", "lfu"):
-        keys[rule] = tfrs_embed.DynamicKeys(eviction=rule)
-        keys[f"{rule}, admitted after {admission} ratings"] = (
-            tfrs_embed.DynamicKeys(eviction=rule, admission=often)
-        )
-    keys["all rows"] = tfrs_embed.DynamicKeys(eviction=None, when_full="grow")
-    return keys
+        always = tfrs_embed.DynamicKeys(eviction=rule)
+        admitted = tfrs_embed.DynamicKeys(eviction=rule, admission=often)
+        for shared in SHARED:
+            words = f", {shared:.0%} of the rows shared" if shared else ""
+            found[rule + words] = always, shared
+            after = f", admitted after {admission} ratings{words}"
+            found[rule + after] = admitted, shared
+    found["all rows"] = (
+        tfrs_embed.DynamicKeys(eviction=None, when_full="grow"),
+        0.0,
+    )
+    return found
 
 
 def hashed(ids: np.ndarray, rows: int, seed: int) -> np.ndarray:
@@ -75,6 +90,7 @@ def run(
     penalty: float,
     seed: int,
     periods: int | None = None,
+    shared: float = 0.0,
 ) -> np.ndarray:
     """Predicts each period, then trains on it.
 
@@ -87,6 +103,7 @@ def run(
         penalty: of the vectors.
         seed: of all that is random.
         periods: ends after so many; None: goes on to the end.
+        shared: the part of the rows that keys without a row share.
 
     Returns:
         Of each period the mean squared error; the part of its ratings whose
@@ -96,18 +113,22 @@ def run(
     for name in ("user", "movie"):
         ids = getattr(stream, f"{name}_id")
         rows = int(np.ceil(part * len(np.unique(ids))))
+        own, of_table = rows, keys
         if keys is None:
             ids = hashed(ids, rows, seed)
             stream = dataclasses.replace(stream, **{f"{name}_id": ids})
+        elif shared:
+            own = rows - round(shared * rows)
+            of_table = dataclasses.replace(keys, fallback_rows=rows - own)
         tables.append(
             tfrs_embed.TableConfig(
                 name,
-                rows,
+                own,
                 ROW,
                 initializer=tf_keras.initializers.RandomNormal(
                     stddev=0.03, seed=seed
                 ),
-                keys=keys,
+                keys=of_table,
             )
         )
     model = StreamModel(tables, BATCH, learning_rate, penalty)
@@ -162,6 +183,7 @@ def main() -> None:
     add("--hours", type=int, default=24, help="those of a period")
     add("--tuned", type=int, default=60, help="days that settings are for")
     add("--admission", type=int, default=4, help="ratings before a row")
+    add("--only", default="", help="contenders whose names contain this")
     args = parser.parse_args()
 
     stream = movielens.load_stream(args.data or movielens.find())
@@ -175,16 +197,26 @@ def main() -> None:
     )
     print("| | learning rate, penalty | RMSE | of seeds | ratings whose user "
           "| and movie has a row |\n|---|---|---|---|---|---|")  # fmt: skip
-    for name, keys in contenders(args.admission).items():
+    for name, (keys, shared) in contenders(args.admission).items():
+        if args.only not in name:
+            continue
 
         def measure(
             settings: tuple[float, float],
             seed: int,
             periods: int | None = None,
             keys: tfrs_embed.DynamicKeys | None = keys,
+            shared: float = shared,
         ) -> np.ndarray:
             return run(
-                stream, args.hours, args.part, keys, *settings, seed, periods
+                stream,
+                args.hours,
+                args.part,
+                keys,
+                *settings,
+                seed,
+                periods,
+                shared,
             )
 
         # A rate may be too much for a contender: that is no best one.

@@ -2,7 +2,8 @@
 
 The reference of the keys says which keys have rows, and that of the engines
 what happens to rows, which it knows by number: a key's number is its place
-among all keys that a test uses. The row of a key that has none is zeros.
+among all keys that a test uses. The row of a key that has none is zeros; or, in
+a table with fallback rows, one of these, which follow all keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from conformance.descriptors import OPTIMIZERS, RATE, fresh
-from dynamic_reference import MASK, ReferenceKeys, mix
+from dynamic_reference import MASK, ReferenceKeys, mix, shard_of
 from keras_under_test import keras, layers
 from reference import Ragged, Reference, Sparse, Table, to_tf
 from training_helpers import differentiate
@@ -119,10 +120,26 @@ class TableCase:
         """The initial row of the key at a place among all."""
         return normal(self.seed, fingerprint(self.universe[place]), self.dim)
 
+    @property
+    def fallback_rows(self):
+        """How many rows the keys without one share."""
+        return (self.keys and self.keys.fallback_rows) or 0
+
+    def shared(self, place):
+        """The fallback row of the key at a place; None: it has none."""
+        count = self.fallback_rows
+        if not count:
+            return None
+        key = fingerprint(self.universe[place])
+        return len(self.universe) + shard_of(key, count)
+
     def reference(self):
         _, rule, settings, options = OPTIMIZERS[self.optimizer]
-        shape = (len(self.universe), self.dim)
+        shape = (len(self.universe) + self.fallback_rows, self.dim)
         rows = np.zeros(shape)
+        for number in range(self.fallback_rows):
+            row = normal(self.seed, number, self.dim)
+            rows[len(self.universe) + number] = row
         if self.keys is None:
             initial = keras.initializers.RandomNormal(seed=self.seed)
             rows = initial(shape).numpy()
@@ -218,7 +235,32 @@ class Tables:
 
     def lookup(self, ids, weights):
         """The vectors of a lookup that is no training step."""
-        return self.reference.lookup(ids, weights)
+        return self.reference.lookup(self.rows(ids), weights)
+
+    def rows(self, ids):
+        """Ids by feature, with fallback rows for keys without a row."""
+        found = {}
+        for name, given in ids.items():
+            table = self.features[name].table
+            case, keys = self.cases[table], self.keys.get(table)
+
+            def row(place, case=case, keys=keys):
+                has_own = fingerprint(case.universe[place]) in keys.live
+                return place if has_own else case.shared(place)
+
+            if not case.fallback_rows:
+                found[name] = given
+            elif isinstance(given, Ragged):
+                found[name] = dataclasses.replace(
+                    given, rows=[[row(i) for i in each] for each in given.rows]
+                )
+            elif isinstance(given, Sparse):
+                cells = {at: row(i) for at, i in given.cells.items()}
+                found[name] = dataclasses.replace(given, cells=cells)
+            else:
+                flat = [row(i) for i in given.ravel().tolist()]
+                found[name] = np.reshape(flat, given.shape)
+        return found
 
     def train(self, ids, weights, gradient_of):
         """A training step.
@@ -246,8 +288,10 @@ class Tables:
                 self._begin(name, key)
         vectors = self.lookup(ids, weights)
         gradients = {k: gradient_of(v.shape) for k, v in vectors.items()}
-        sums = self.reference.row_gradients(ids, weights, gradients)
+        sums = self.reference.row_gradients(self.rows(ids), weights, gradients)
         for name, keys in self.keys.items():
+            if self.cases[name].fallback_rows:
+                continue  # All keys have rows, of their own or shared ones.
             live = {self.place[name][key] for key in keys.live}
             sums[name] = {i: g for i, g in sums[name].items() if i in live}
         self.reference.update(sums)
@@ -260,7 +304,12 @@ class Tables:
 
     def _begin(self, name, key):
         table, place = self.reference.tables[name], self.place[name][key]
-        table.rows[place] = self.cases[name].initial(place)
+        shared = self.cases[name].shared(place)
+        table.rows[place] = (
+            self.cases[name].initial(place)
+            if shared is None
+            else table.rows[shared]
+        )
         for slot, values in table.slots.items():
             values[place] = self.begin[name][slot]
 
@@ -310,10 +359,13 @@ class Tables:
         keys, table = self.keys[name], self.reference.tables[name]
         live = sorted(keys.live)
         places = [self.place[name][key] for key in live]
+        first = len(self.cases[name].universe)
+        values = {"parameters": table.rows, **table.slots}
+        shared = {f"fallback_{k}": v[first:] for k, v in values.items()}
         return {
             "keys": np.array(live, np.int64),
-            "parameters": table.rows[places],
-            **{slot: values[places] for slot, values in table.slots.items()},
+            **{part: rows[places] for part, rows in values.items()},
+            **(shared if self.cases[name].fallback_rows else {}),
             "frequency": np.array([keys.live[k].frequency for k in live], int),
             "last_used": np.array([keys.live[k].last for k in live], int),
             "candidates": np.array(

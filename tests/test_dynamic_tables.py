@@ -93,6 +93,27 @@ STREAMS = {
         DynamicKeys("string", eviction=None, when_full="grow"),
         ("adagrad_momentum", "ftrl_linear"),
     ),
+    "shared": (
+        DynamicKeys(fallback_rows=3),
+        DynamicKeys("string", FrequencyAdmission(3), "lfu", fallback_rows=2),
+        ("adagrad", "adam"),
+    ),
+    "shared_grow": (
+        DynamicKeys(
+            eviction=TimeToLive(1),
+            when_full="grow",
+            max_rows=10,
+            fallback_rows=1,
+        ),
+        DynamicKeys(
+            "string",
+            tfrs_embed.ProbabilisticAdmission(0.3),
+            eviction=None,
+            when_full="grow",
+            fallback_rows=5,
+        ),
+        ("row_wise_adagrad", "adagrad_clipnorm_decay"),
+    ),
     "error": (
         DynamicKeys(admission=FrequencyAdmission(4), eviction=None),
         DynamicKeys("string", tfrs_embed.ProbabilisticAdmission(0.2), None),
@@ -191,7 +212,9 @@ def test_a_stream_of_calls(name):
 
 
 @nightly(without_kernels)
-@pytest.mark.parametrize("name", ["lru", "ttl_grow", "ttl_error"])
+@pytest.mark.parametrize(
+    "name", ["lru", "ttl_grow", "ttl_error", "shared", "shared_grow"]
+)
 def test_a_stream_of_steps_in_a_function(name):
     tables = make_tables(name)
     layer = tables.layer()

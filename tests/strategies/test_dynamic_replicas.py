@@ -28,6 +28,11 @@ KEYS = {
     "ttl": dict(
         eviction=tfrs_embed.TimeToLive(2), when_full="grow", max_rows=400
     ),
+    "shared": dict(
+        eviction="lru",
+        admission=tfrs_embed.FrequencyAdmission(2),
+        fallback_rows=8,
+    ),
     "chance": dict(admission=tfrs_embed.ProbabilisticAdmission(0.5)),
 }
 
@@ -89,6 +94,11 @@ class Reference:
             ReferenceKeys(key_rules(self.table, world)) for _ in range(world)
         ]
         self.rows = {}
+        # By their numbers, which don't depend on the number of shards.
+        self.fallback = {
+            number: self.initial(number)
+            for number in range(self.table.keys.fallback_rows or 0)
+        }
         self.steps = 0
 
     def step(self, batches):
@@ -106,14 +116,14 @@ class Reference:
             for key in outcome.evicted:
                 del self.rows[key]
             for key in outcome.admitted:
-                self.rows[key] = self.initial(key)
-        zeros = np.zeros(DIM, np.float32)
+                if self.fallback:
+                    self.rows[key] = self.fallback[self.shared(key)]
+                else:
+                    self.rows[key] = self.initial(key)
         vectors = {
             r: {
-                "one": np.stack([self.rows.get(int(k), zeros) for k in one]),
-                "bag": np.stack(
-                    [sum(self.rows.get(int(k), zeros) for k in b) for b in bag]
-                ),
+                "one": np.stack([self.row(k) for k in one]),
+                "bag": np.stack([sum(map(self.row, b)) for b in bag]),
             }
             for r, (one, bag, _) in enumerate(batches)
         }
@@ -128,12 +138,22 @@ class Reference:
         for key, gradient in sums.items():
             if key in self.rows:
                 self.rows[key] = self.rows[key] - RATE * gradient
+            elif self.fallback:
+                place = self.shared(key)
+                self.fallback[place] = self.fallback[place] - RATE * gradient
         return vectors
 
+    def shared(self, key):
+        return shard_of(key, len(self.fallback))
+
+    def row(self, key):
+        if self.fallback and int(key) not in self.rows:
+            return self.fallback[self.shared(int(key))]
+        return self.rows.get(int(key), np.zeros(DIM, np.float32))
+
     def initial(self, key):
-        return initial_key_values.maker(self.table)(tf.constant([key]))[
-            0
-        ].numpy()
+        make = initial_key_values.maker(self.table)
+        return make(tf.constant([key], tf.int64))[0].numpy()
 
     def state(self):
         """The table as checkpoints hold it."""
@@ -153,6 +173,11 @@ class Reference:
                     for k in sorted(others)
                 ]
             ).reshape(-1, 3),
+            **(
+                {"fallback_parameters": np.stack([*self.fallback.values()])}
+                if self.fallback
+                else {}
+            ),
         }
 
 
@@ -183,7 +208,7 @@ def state_of(layer):
 
 @on("mirrored:2", tier="more", when=lambda keys: keys not in ("lfu", "ttl"))
 @on("mirrored:4", tier="more", when=lambda keys: keys == "ttl")
-@on("workers:2", tier="more", when=lambda keys: keys == "lfu")
+@on("workers:2", tier="more", when=lambda keys: keys in ("lfu", "shared"))
 @pytest.mark.parametrize("keys", list(KEYS))
 def test_shards_equal_the_reference(strategy, keys):
     world = strategy.num_replicas_in_sync
@@ -360,10 +385,22 @@ def test_tables_of_a_width_travel_together_as_if_alone(strategy):
 
 
 @on("mirrored:2", tier="more")
-def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
+def test_shared_rows_are_divided_evenly_among_replicas(strategy):
+    world = strategy.num_replicas_in_sync
+    count = world + 1
+    layer = make(strategy, 8 * world, fallback_rows=count)
+    text = rf"Table 'items': fallback_rows={count} .* among {world} replicas"
+    with pytest.raises(ValueError, match=text):
+        layer.build(None)
+
+
+@on("mirrored:2", tier="more")
+@on("workers:2", tier="more", when=lambda keys: keys == "shared")
+@pytest.mark.parametrize("keys", ["lfu", "shared"])
+def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path, keys):
     world = strategy.num_replicas_in_sync
     rows = 14 * world * world
-    layer = make(strategy, rows, **KEYS["lfu"])
+    layer = make(strategy, rows, **KEYS[keys])
     step = trainer(strategy, layer)
     rng = np.random.default_rng(5)
     pool = np.arange(-20, 20) * 1001
@@ -373,7 +410,7 @@ def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     assert len(before["keys"]) and len(before["candidates"])
     saved = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "saved"))
     chief = of_chief(strategy, type(tmp_path)(saved))
-    again = make(strategy, rows, **KEYS["lfu"])
+    again = make(strategy, rows, **KEYS[keys])
     # Before it has tables.
     restored = tf.train.Checkpoint(layer=again).restore(str(chief))
     again.build(None)
@@ -381,12 +418,12 @@ def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     assert_same(state_of(again), before)
     if workers(strategy):
         return
-    alone = make(tf.distribute.get_strategy(), rows, **KEYS["lfu"])
+    alone = make(tf.distribute.get_strategy(), rows, **KEYS[keys])
     alone.build(None)
     tf.train.Checkpoint(layer=alone).restore(str(chief)).assert_consumed()
     assert_same(state_of(alone), before)
     back = tf.train.Checkpoint(layer=alone).save(str(tmp_path / "alone"))
-    third = make(strategy, rows, **KEYS["lfu"])
+    third = make(strategy, rows, **KEYS[keys])
     third.build(None)
     tf.train.Checkpoint(layer=third).restore(back)
     assert_same(state_of(third), before)
@@ -542,7 +579,8 @@ def test_keys_are_removed_and_evicted_on_their_shards(strategy):
 
 
 @on("mirrored:2", tier="more")
-def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
+@pytest.mark.parametrize("shared", [0, 8])
+def test_another_thread_finds_a_keys_vector_or_zeros(strategy, shared):
     if workers(strategy):
         pytest.skip("Several workers look up in strategy.run alone.")
 
@@ -553,7 +591,11 @@ def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
 
     with strategy.scope():
         table = tfrs_embed.TableConfig(
-            "items", 64, DIM, own_key, keys=tfrs_embed.DynamicKeys()
+            "items",
+            64,
+            DIM,
+            own_key,
+            keys=tfrs_embed.DynamicKeys(fallback_rows=shared or None),
         )
         layer = tfrs_embed.PartialTPUEmbedding(
             {"x": tfrs_embed.FeatureConfig("x", table)},
@@ -567,6 +609,10 @@ def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
         return differentiate(tape, loss, layer.trainable_variables)
 
     keys, rng = np.arange(300), np.random.default_rng(5)
+    # Of shared rows nothing but copies, as the rate is 0: no key has zeros.
+    own = keys
+    if shared:
+        own = np.array([shard_of(int(key), shared) for key in keys])
     step = tf.function(lambda keys: strategy.run(of_replica, [keys]))
     look = tf.function(lambda: layer({"x": keys}, training=False)["x"])
     wrong, found, stop = [], [0], threading.Event()
@@ -575,7 +621,8 @@ def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
         try:
             while not stop.is_set():
                 vectors = look().numpy()[:, 0]
-                bad = (vectors != keys + 1.0) & (vectors != 0)
+                bad = vectors != own + 1.0
+                bad &= (vectors != 0) | (shared > 0)
                 wrong.extend(zip(keys[bad], vectors[bad] - 1, strict=True))
                 found[0] += np.sum(vectors != 0)
         except BaseException as error:

@@ -36,6 +36,9 @@ FREQUENCY = "frequency"
 LAST_USED = "last_used"
 #: The name of the candidates: keys without rows, and their counters.
 CANDIDATES = "candidates"
+#: How the names of the rows begin that keys without a row share, and of their
+#: slots; "parameters" or a slot's name follow.
+FALLBACK = "fallback_"
 #: The names of changed rows' numbers, and of removed keys, in a delta.
 ROWS = "rows"
 REMOVED = "removed"

@@ -159,6 +159,11 @@ class DynamicKeys:
             initial row. The table's rows in memory are the most used ones; it
             takes some 64 bytes of memory for each key in the file. It needs
             kernels, and a CPU. None: what is evicted is gone.
+        fallback_rows: how many rows, beside those of vocabulary_size, the keys
+            without a row share, by a hash of the key. Lookups read these rows,
+            and steps train them. A key that a step gives a row starts with a
+            copy of its shared row. A multiple of the number of replicas. Not
+            with a spill. None: keys without a row have zeros.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -172,6 +177,7 @@ class DynamicKeys:
     candidates: int | None = None
     max_rows: int | None = None
     spill: FileStorage | None = None
+    fallback_rows: int | None = None
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -185,6 +191,7 @@ class DynamicKeys:
             dtype=as_key_dtype,
             candidates=integer_or_none,
             max_rows=integer_or_none,
+            fallback_rows=integer_or_none,
         )
         if not isinstance(
             self.admission,
@@ -215,6 +222,12 @@ class DynamicKeys:
             raise TypeError(
                 "DynamicKeys: spill must be a FileStorage or None, got "
                 f"{spill!r}."
+            )
+        if self.fallback_rows is not None:
+            raise ValueError(
+                f"DynamicKeys: fallback_rows={self.fallback_rows} is for keys "
+                "that have lost their rows, and with a spill none do. Leave "
+                "one of them out."
             )
         grows = self.when_full == "grow" and self.max_rows is None
         if self.eviction is None or self.when_full == "error" or grows:

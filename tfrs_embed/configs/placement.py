@@ -365,9 +365,9 @@ def describe(
         entries.append(
             TablePlacement(
                 table=table.name,
-                rows=table.vocabulary_size,
+                rows=table.num_rows,
                 dim=table.dim,
-                bytes=table.vocabulary_size
+                bytes=table.num_rows
                 * (table.dim * bytes_of(table) + numbers * tf.float32.size),
                 features=tuple(
                     f.name for f in spec.features if f.table is table

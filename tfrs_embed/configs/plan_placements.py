@@ -118,9 +118,9 @@ def _check_tables(
             )
     for table in spec.tables:
         other = planned[table.name]
-        if (table.vocabulary_size, table.dim) != (other.rows, other.dim):
+        if (table.num_rows, table.dim) != (other.rows, other.dim):
             raise ValueError(
-                f"Table '{table.name}' has {table.vocabulary_size} rows x "
+                f"Table '{table.name}' has {table.num_rows} rows x "
                 f"{table.dim}, and in the plan {other.rows} x {other.dim}."
             )
         if table.keys is not None and str(other) != "row":

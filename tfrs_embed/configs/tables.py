@@ -349,6 +349,12 @@ class TableSpec(TableConfig):
         return self.embedding_dim
 
     @property
+    def num_rows(self) -> int:
+        """The number of rows, with the fallback rows of a table with keys."""
+        shared = 0 if self.keys is None else self.keys.fallback_rows or 0
+        return self.vocabulary_size + shared
+
+    @property
     def on_host(self) -> bool:
         """Whether rows are in the host's memory, beside a GPU."""
         return self.placement == "host"

@@ -51,6 +51,18 @@ def shards_of(keys: np.ndarray, world: int, mixed: bool = True) -> np.ndarray:
     return np.mod(numbers.numpy(), world).astype(np.int32)
 
 
+def shared_rows_of(keys: tf.Tensor, rows: int, world: int) -> tf.Tensor:
+    """Returns which of `rows` rows a key shares: the row's index on its shard.
+
+    Keys are [n] int64, and have their shards by a hash. Row g of all is row
+    g // world of shard g % world, the shard of all its keys: `world` must
+    divide `rows`. Any other number of shards gives the same keys the same row.
+    """
+    numbers = _MIX(keys)
+    numbers.set_shape(keys.shape)
+    return tf.math.floordiv(tf.math.floormod(numbers, rows), world)
+
+
 def _mix(keys: tf.Tensor) -> tf.Tensor:
     z = _fold(tf.bitcast(keys, tf.uint64), _SHIFTS[0]) * _uint64(_FACTOR)
     return tf.bitcast(_fold(z, _SHIFTS[1]), tf.int64)

@@ -139,7 +139,9 @@ class RowWiseEngine(CollectiveEngine):
     def _kind(self, table: TableSpec) -> tuple[Any, ...]:
         """The kind of tables whose rows are exchanged together."""
         trained = self.optimizers[table.name] is not None
-        return table.dim, table.dtype, table.keys is None or trained
+        # Shared rows are found for all of a group's keys in one way.
+        shared = table.keys and table.keys.fallback_rows
+        return table.dim, table.dtype, table.keys is None or trained, shared
 
     def _expose(self, state: TableState) -> None:
         super()._expose(state)

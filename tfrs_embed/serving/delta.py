@@ -16,6 +16,7 @@ from tfrs_embed.checkpoint import bundle, chain
 from tfrs_embed.checkpoint.chain import Link
 from tfrs_embed.checkpoint.change_tracking import ChangedRows, end_moments
 from tfrs_embed.checkpoint.rows import (
+    FALLBACK,
     KEYS,
     REMOVED,
     ROWS,
@@ -308,6 +309,11 @@ def _parts(
     for start, block in blocks:
         for name, values in block.items():
             yield name, [len(rows), *values.shape[1:]], start, values
+    shared = len(table.fallback_rows)
+    for start, block in table.fallback_blocks():
+        for name, values in block.items():
+            shape = [shared, *values.shape[1:]]
+            yield f"{FALLBACK}{name}", shape, start, values
 
 
 def _of_chosen(

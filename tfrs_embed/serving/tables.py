@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import (
+    FALLBACK,
     KEYS,
     SCALE,
 )
@@ -26,6 +27,7 @@ from tfrs_embed.compat.private_tensorflow import (
     Trackable,
     UninitializedVariable,
 )
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.backend import SERVED_TABLES
 from tfrs_embed.ops.bags import BaggedIds
@@ -43,7 +45,7 @@ INDEX = "index"
 FREE = "free"
 #: How the name of a variable's mapped file ends among a table's children.
 MAPPED = "_file"
-#: The row of absent keys in an updatable table of keys: zeros.
+#: In an updatable table whose keys share no rows the row of absent keys: zeros.
 NO_ROW = 0
 #: The end of an index: a key without a row.
 NO_KEY = tf.int64.max
@@ -198,6 +200,8 @@ class ServedTable(Trackable):
     ends with `NO_KEY`, the largest int64, so that each key has a place in it.
     A tenth of the rows are free for new keys.
 
+    Rows that keys without a row share are before the rows of keys.
+
     With `file`, how the paths of its files begin, rows and scales are mapped.
     With `key_filter` it has some of the table's keys.
 
@@ -205,6 +209,7 @@ class ServedTable(Trackable):
         name: the table's name.
         state: the table in training.
         variables: the variables by name.
+        fallback_rows: the rows that keys without a row share.
         files: the files that have values of mapped variables, by their names.
         shapes: the shapes of their values; those of variables whose size may
             change are not known to TensorFlow.
@@ -231,7 +236,7 @@ class ServedTable(Trackable):
         self._dtype = stored_rows.DTYPES[rows or state.spec.dtype]
         self._file = file
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
-        grows = False
+        grows, self.fallback_rows = False, range(0)
         self.key_filter = key_filter
         self.chosen = key_filter.choose(state) if key_filter else None
         if KEYS in self._source:
@@ -243,6 +248,10 @@ class ServedTable(Trackable):
                 num_rows += 1 + free  # With NO_ROW.
             else:
                 self._add(KEYS, (num_rows,), tf.int64)
+            shared = state.spec.keys.fallback_rows or 0  # type: ignore[union-attr]
+            first = NO_ROW + 1 if grows else 0
+            self.fallback_rows = range(first, first + shared)
+            num_rows += shared
         self._shape = (num_rows, dim)
         width = stored_width(self._dtype, dim)
         first = None if grows else num_rows
@@ -289,19 +298,31 @@ class ServedTable(Trackable):
         )
 
     def rows_of_keys(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows [n, dim] float32 by keys [n]; zeros for unknown ones."""
+        """Returns rows [n, dim] float32 by keys [n].
+
+        Unknown keys have their shared rows, or zeros if there are none.
+        """
+        shared: Any = NO_ROW
+        if self.fallback_rows:
+            first, count = self.fallback_rows.start, len(self.fallback_rows)
+            shared = first + key_shards.shared_rows_of(ids, count, 1)
         if INDEX in self.variables:
             keys, rows = tf.unstack(self.variables[INDEX])
             place = tf.searchsorted(keys, ids, out_type=tf.int64)
             known = tf.equal(tf.gather(keys, place), ids)
-            row = tf.where(known, tf.gather(rows, place), NO_ROW)
+            row = tf.where(known, tf.gather(rows, place), shared)
             return self.stored.gather(row)
         keys, dim = self.variables[KEYS], self._shape[1]
         if keys.shape[0] == 0:
+            if self.fallback_rows:
+                return self.stored.gather(shared)
             return tf.zeros([tf.size(ids), dim])
         place = tf.searchsorted(keys, ids, out_type=tf.int64)
         place = tf.minimum(place, keys.shape[0] - 1)
         known = tf.equal(tf.gather(keys, place), ids)
+        if self.fallback_rows:
+            own = place + self.fallback_rows.stop
+            return self.stored.gather(tf.where(known, own, shared))
         rows = self.stored.gather(place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
 
@@ -314,10 +335,15 @@ class ServedTable(Trackable):
             keys, rows = tf.unstack(self.variables[INDEX])
             gathers = (functools.partial(tf.gather, v) for v in (rows, keys))
             return tf.searchsorted(keys, [NO_KEY])[0], *gathers
-        count, keys = self._shape[0], self.variables.get(KEYS)
+        first = self.fallback_rows.stop
+        count, keys = self._shape[0] - first, self.variables.get(KEYS)
         if keys is None or not count:
             return count, tf.identity, tf.identity
-        return count, tf.identity, functools.partial(tf.gather, keys)
+        return (
+            count,
+            lambda place: first + place,
+            functools.partial(tf.gather, keys),
+        )
 
     def values(self) -> dict[str, tf.Variable]:
         """The variables that have a row for each of the table's."""
@@ -382,11 +408,14 @@ class ServedTable(Trackable):
             yield 0, {INDEX: index, FREE: tf.range(free, end, dtype=tf.int64)}
             yield from self._zeros(NO_ROW, 1)
             first = NO_ROW + 1
+        for start, stored in self.fallback_blocks():
+            yield first + start, stored
+        first += len(self.fallback_rows)
         for start, stored in self._blocks_of_keys(keys):
+            yield first + start, stored
             if KEYS in self.variables:
                 size = stored[PARAMETERS].shape[0]
-                stored[KEYS] = tf.constant(keys[start : start + size])
-            yield first + start, stored
+                yield start, {KEYS: tf.constant(keys[start : start + size])}
         yield from self._zeros(first + len(keys), end - first - len(keys))
 
     def _blocks_of_keys(
@@ -400,6 +429,14 @@ class ServedTable(Trackable):
         for start, size in bundle.blocks(rows.shape, tf.float32):
             yield start, self.encode(tf.constant(rows[start : start + size]))
 
+    def fallback_blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        """Yields `blocks` of the rows that keys without a row share."""
+        if not self.fallback_rows:
+            return
+        table = self._saved[f"{FALLBACK}{PARAMETERS}"]
+        for start, size in bundle.blocks(table.shape, tf.float32):
+            yield start, self.encode(table.read_rows(start, size))
+
     def _zeros(
         self, first: int, count: int
     ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
@@ -411,5 +448,6 @@ class ServedTable(Trackable):
         index = np.empty(self.shapes[INDEX], np.int64)
         index[:] = [[NO_KEY], [NO_ROW]]
         index[0, : len(keys)] = keys
-        index[1, : len(keys)] = np.arange(len(keys)) + NO_ROW + 1
+        first = NO_ROW + 1 + len(self.fallback_rows)
+        index[1, : len(keys)] = np.arange(first, first + len(keys))
         return index

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import KEYS, REMOVED, ROWS
+from tfrs_embed.checkpoint.rows import FALLBACK, KEYS, REMOVED, ROWS
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.tables import (
     COLUMNS,
@@ -43,16 +43,18 @@ def parts_of(table: ServedTable) -> dict[str, tf.TensorSpec]:
     """The tensors of a table in a delta, by name.
 
     The numbers of changed rows, or changed keys and keys that lost their rows,
-    are [n] int64, ascending.
+    are [n] int64, ascending. Rows that keys share are there whole.
     """
     numbers = [KEYS, REMOVED] if INDEX in table.variables else [ROWS]
-    return {
-        **{name: tf.TensorSpec([None], tf.int64) for name in numbers},
-        **{
-            name: tf.TensorSpec([None, *variable.shape[1:]], variable.dtype)
-            for name, variable in table.values().items()
-        },
-    }
+    parts = {name: tf.TensorSpec([None], tf.int64) for name in numbers}
+    shared = len(table.fallback_rows)
+    for name, variable in table.values().items():
+        row = variable.shape[1:]
+        parts[name] = tf.TensorSpec([None, *row], variable.dtype)
+        if shared:
+            each = tf.TensorSpec([shared, *row], variable.dtype)
+            parts[f"{FALLBACK}{name}"] = each
+    return parts
 
 
 def make(
@@ -66,7 +68,13 @@ def make(
     # Without quotes: TensorFlow would escape them.
     where = tf.strings.join([where, f", table {table.name}: "])
     if INDEX in table.variables:
-        return _of_keys(where, table, given[KEYS], given[REMOVED], values)
+        shared = {
+            name: given[f"{FALLBACK}{name}"]
+            for name in table.values()
+            if table.fallback_rows
+        }
+        keys = given[KEYS], given[REMOVED]
+        return _of_keys(where, table, *keys, values, shared)
     rows, count = given[ROWS], table.shapes[PARAMETERS][0]
     fits = require(
         tf.reduce_all((rows >= 0) & (rows < count)),
@@ -105,6 +113,7 @@ def _of_keys(
     keys: tf.Tensor,
     removed: tf.Tensor,
     values: Mapping[str, tf.Tensor],
+    shared: Mapping[str, tf.Tensor],
 ) -> Update:
     index = table.variables[INDEX].read_value()
 
@@ -143,6 +152,8 @@ def _of_keys(
         # A request that finds a key finds its row too.
         with tf.control_dependencies([grown]):
             written = _scatter(table, rows, values)
+            shared_rows = tf.constant([*table.fallback_rows], tf.int64)
+            written += _scatter(table, shared_rows, shared)
         with tf.control_dependencies(written):
             changed = count + tf.size(place, tf.int64) > 0
             # It takes time for all keys.

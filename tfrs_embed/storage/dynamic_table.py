@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
+    FALLBACK,
     KEYS,
 )
 from tfrs_embed.compat.arguments import integer_or_none
@@ -18,9 +19,9 @@ from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.fallback_variable import FallbackVariable
 from tfrs_embed.storage.key_rules import (
     ABSENT,
-    FIRST_ROW,
     SPILLED,
     LiveKeys,
     eviction_order,
@@ -46,7 +47,9 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. Strings are saved as their fingerprints. An
+    the step of the last one. With `fallback_rows` it also holds
+    `<table>/fallback_parameters` and `<table>/fallback_<slot>`, by the rows'
+    numbers. Strings are saved as their fingerprints. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
     """
@@ -67,6 +70,8 @@ class DynamicTable(TableState):
         self.sources = [(Part(range(0)), store) for store in stores]
         self.exchange = exchange
         self._rows = TableKeys(self.spec, shards, shared, step)
+        for rank, shard in self._rows.by_rank:
+            shard.start_fallback(rank)
         self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
@@ -78,6 +83,13 @@ class DynamicTable(TableState):
             self.add(
                 part,
                 KeyedVariable(self.spec.name, part, self._rows, self.strategy),
+            )
+        for part in self._rows.names if self.spec.keys.fallback_rows else ():
+            self.add(
+                f"{FALLBACK}{part}",
+                FallbackVariable(
+                    self.spec.name, part, self._rows, self.strategy
+                ),
             )
         assert self.moments is not None
         self.moments.watch(self._note_removed)
@@ -180,9 +192,9 @@ class DynamicTable(TableState):
         """
         rows, wanted = self.built("lookup"), as_numbers(self.spec, keys)
         found = []
-        for _, places, rows_there in rows.located(wanted):
+        for shard, places, rows_there in rows.located(wanted):
             here = np.full(len(wanted), -1)
-            here[places] = rows_there - FIRST_ROW
+            here[places] = rows_there - shard.key_table.first_row
             found.append(here)
         return np.max(rows.gather(found), 0)
 

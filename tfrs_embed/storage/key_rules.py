@@ -20,7 +20,7 @@ from tfrs_embed.storage import initial_key_values
 ABSENT = 0
 #: The row for gradients of keys without a row: written and never read.
 TRASH = 1
-#: The first row of keys.
+#: The first row of keys, if keys without a row share none; else of these rows.
 FIRST_ROW = 2
 #: Rows with this number and greater ones are in a spill: see `spill`.
 SPILLED = 2**48
@@ -79,6 +79,9 @@ class KeyRules:
             use; else 0.
         evicts: whether keys that have not expired are evicted too.
         spills: whether evicted keys' rows go to a file.
+        fallback_rows: how many rows of all shards keys without a row share; 0:
+            they have none.
+        world: the number of shards.
     """
 
     capacity: int
@@ -91,11 +94,18 @@ class KeyRules:
     ttl: int = 0
     evicts: bool = False
     spills: bool = False
+    fallback_rows: int = 0
+    world: int = 1
 
     @property
     def room(self) -> int:
         """For how many keys there is room; a spill's file has its own limit."""
         return SPILLED if self.spills else self.max_capacity
+
+    @property
+    def fallback_rows_here(self) -> int:
+        """How many of the shared rows are on this shard."""
+        return self.fallback_rows // self.world
 
     def admits(self, key: int, occurrences: int, step: int) -> bool:
         """Whether a key without a row gets one in a step."""
@@ -115,9 +125,20 @@ class KeyRules:
 
 
 def key_rules(table: TableSpec, world: int) -> KeyRules:
-    """Returns the rules for one of `world` shards of a table with keys."""
+    """Returns the rules for one of `world` shards of a table with keys.
+
+    Raises:
+        ValueError: the shards can't have equally many fallback rows.
+    """
     keys = table.keys
     assert keys is not None
+    fallback_rows = keys.fallback_rows or 0
+    if fallback_rows % world:
+        raise ValueError(
+            f"Table '{table.name}': fallback_rows={fallback_rows} can't be "
+            f"divided evenly among {world} replicas. Take a multiple of "
+            f"{world}."
+        )
     evicts = keys.when_full in ("evict", "grow") and keys.eviction is not None
     exact = evicts or isinstance(keys, KeysOfShards)
     capacity = _rows_of_shard(table.vocabulary_size, world, exact)
@@ -142,6 +163,8 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         ttl=ttl,
         evicts=evicts,
         spills=keys.spill is not None,
+        fallback_rows=fallback_rows,
+        world=world,
     )
 
 
@@ -171,9 +194,10 @@ def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
 
 def rows_at_first(table: TableSpec, world: int) -> int:
     """Returns the number of rows of a shard's variables at first."""
-    capacity = key_rules(table, world).capacity
+    rules = key_rules(table, world)
+    capacity = rules.capacity
     spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
-    return FIRST_ROW + capacity + spare
+    return FIRST_ROW + rules.fallback_rows_here + capacity + spare
 
 
 def _mix(bits: int) -> int:

@@ -13,7 +13,7 @@ are not found until `publish`, after their rows are written.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,14 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage import plain_keys
-from tfrs_embed.storage.key_rules import KeyRules, LiveKeys
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    KeyRules,
+    LiveKeys,
+)
 from tfrs_embed.storage.row_store import host_of
 
 if TYPE_CHECKING:
@@ -37,8 +43,9 @@ class KeyRows(NamedTuple):
 
     Attributes:
         rows: [n] int64, the keys' rows. For a key that has none and is not
-            admitted, and for an entry with count 0, `ABSENT` if reserved and
-            `TRASH` if committed.
+            admitted, its shared row, if the table has fallback rows. Else, and
+            for an entry with count 0, `ABSENT` if reserved and `TRASH` if
+            committed.
         new_keys: [m] int64, the keys that are admitted, or would be, table
             after table.
         new_rows: [m] int64, the new keys' rows. Reserved: rows of no key.
@@ -66,7 +73,8 @@ class FoundKeys(NamedTuple):
     """The rows of keys at a moment.
 
     Attributes:
-        rows: [n] int64, the keys' rows; `ABSENT` for a key without one.
+        rows: [n] int64, the keys' rows. For a key without one its shared row,
+            if the table has fallback rows, else `ABSENT`.
         keys: [n] int64.
         table_of: [n] int32, each key's table; None: there is one table.
         versions: [tables] int64, for `KeyTable.check`.
@@ -123,6 +131,11 @@ class KeyTable:
     int64, and `table_of` is [n] int32, each key's table, or None if there is
     one table.
 
+    Rows are numbers of rows of variables. These have, in this order, the rows
+    `ABSENT` and `TRASH`, the fallback rows, and from `first_row` on the rows of
+    keys. The operations of the kernels and of `PlainKeys` know no fallback
+    rows: keys' rows begin at `FIRST_ROW` there.
+
     Args:
         rules: when keys get and lose rows.
         device: the shard's.
@@ -131,6 +144,8 @@ class KeyTable:
 
     Attributes:
         names: the tables' names.
+        rules: when keys get and lose rows.
+        first_row: the first row of keys.
         host: the device of the keys.
 
     Raises:
@@ -145,6 +160,8 @@ class KeyTable:
         name: str = "",
     ) -> None:
         self.names = [name]
+        self.rules = rules
+        self.first_row = FIRST_ROW + rules.fallback_rows_here
         # Beside the rows, if those are on a CPU: spills need it.
         self.host: str = host_of(device)
         self._spills = [] if spill is None else [spill]
@@ -163,7 +180,7 @@ class KeyTable:
 
     @classmethod
     def joined(cls, tables: Sequence[KeyTable]) -> KeyTable:
-        """Returns the keys of several tables of one shard."""
+        """Returns the keys of tables that have equally many fallback rows."""
         if len(tables) == 1:
             return tables[0]
         joined = copy.copy(tables[0])
@@ -183,20 +200,76 @@ class KeyTable:
             operation = getattr(self._kernels, f"tfrs_embed_key_tables_{name}")
             return operation(self._tables, *inputs, **attributes)
 
+    def fallback_of(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows that keys share as long as they have none, [n]."""
+        rules = self.rules
+        with tf.device(self.host):
+            return FIRST_ROW + key_shards.shared_rows_of(
+                keys, rules.fallback_rows, rules.world
+            )
+
+    def _own(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows, as operations give them, as rows of variables."""
+        if not self.rules.fallback_rows:
+            return rows
+        with tf.device(self.host):
+            behind = self.rules.fallback_rows_here
+            return tf.where(rows < FIRST_ROW, rows, rows + behind)
+
+    def _as_input(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows of variables as operations take them."""
+        if not self.rules.fallback_rows:
+            return rows
+        with tf.device(self.host):
+            before = rows - self.rules.fallback_rows_here
+            none = tf.constant(ABSENT, tf.int64)
+            return tf.where(rows < self.first_row, none, before)
+
+    def _own_or_shared(
+        self,
+        rows: tf.Tensor,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """As `_own`, with the shared rows of keys that have none and count."""
+        if not self.rules.fallback_rows:
+            return rows
+        with tf.device(self.host):
+            shares = rows < FIRST_ROW
+            if counts is not None:
+                shares &= counts > 0
+            return tf.where(shares, self.fallback_of(keys), self._own(rows))
+
+    def _in_variables(
+        self, found: KeyRows, keys: tf.Tensor, counts: tf.Tensor | None
+    ) -> KeyRows:
+        """Returns a step's rows, as operations give them, of variables."""
+        if not self.rules.fallback_rows:
+            return found
+        with tf.device(self.host):
+            return found._replace(
+                rows=self._own_or_shared(found.rows, keys, counts),
+                new_rows=self._own(found.new_rows),
+                physical=found.physical + self.rules.fallback_rows_here,
+            )
+
     def lookup(
         self,
         keys: tf.Tensor,
         table_of: tf.Tensor | None = None,
         in_memory: bool = False,
+        shared: bool = True,
     ) -> FoundKeys:
         """Finds the rows of keys, to read and then `check`.
 
         `in_memory` says whether the vectors that are found are also those of
-        rows in memory, where tables have spills.
+        rows in memory, where tables have spills. Unless `shared`, the row of a
+        key without one is `ABSENT`.
         """
         if not self._spills:
             rows, versions = self._run("find", keys, _given(table_of))
-            return FoundKeys(rows, keys, table_of, versions)
+            own = self._own_or_shared(rows, keys) if shared else self._own(rows)
+            return FoundKeys(own, keys, table_of, versions)
         rows, versions, *spilled = self._run(
             "lookup_spilled",
             keys,
@@ -208,27 +281,35 @@ class KeyTable:
         return FoundKeys(rows, keys, table_of, versions, *spilled)
 
     def check(self, found: FoundKeys) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns rows with `ABSENT` for stale ones; and how many those are.
+        """Returns rows, other ones for stale ones; and how many those are.
 
         Rows are stale that were given to another key, or reserved, since
-        `lookup`. Their number is a scalar int64.
+        `lookup`. The others are those of keys without a row. The number is a
+        scalar int64.
         """
+        rows = self._as_input(found.rows)
         current, changed = self._run(
-            "check", found.rows, _given(found.table_of), found.versions
+            "check", rows, _given(found.table_of), found.versions
         )
-        return current, changed
+        return self._own_or_shared(current, found.keys), changed
 
-    def check_vectors(self, found: FoundKeys, vectors: tf.Tensor) -> tf.Tensor:
-        """Returns vectors, [n, dim], with zeros where a row changed its key.
+    def check_vectors(
+        self,
+        found: FoundKeys,
+        vectors: tf.Tensor,
+        read: Callable[[tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns vectors, [n, dim], others where a row changed its key.
 
-        The vectors were read from the rows after `lookup`. Vectors from
-        spills replace the vectors of their keys.
+        The vectors were read from the rows after `lookup`. The others are those
+        of keys without a row; `read` reads rows. Vectors from spills replace
+        the vectors of their keys.
         """
         with tf.control_dependencies(graphs.capture([vectors])):
             rows, changed = self.check(found)
 
         def change() -> tf.Tensor:
-            others = tf.zeros_like(vectors)
+            others = read(rows)
             if found.spilled is not None:
                 # Keys that lost their rows meanwhile may have new ones.
                 now = self.lookup(found.keys, found.table_of, in_memory=True)
@@ -258,7 +339,8 @@ class KeyTable:
         rows than the first, if there are enough.
         """
         given = _given(table_of), _or_none(counts)
-        return KeyRows(*self._run("reserve", keys, *given, step))
+        found = KeyRows(*self._run("reserve", keys, *given, step))
+        return self._in_variables(found, keys, counts)
 
     def commit(
         self,
@@ -274,7 +356,9 @@ class KeyTable:
         reserved rows: hints, without which it takes longer.
         """
         given = _given(table_of), _or_none(counts)
-        return KeyRows(*self._run("commit", keys, *given, rows, step))
+        hints = self._as_input(rows)
+        found = KeyRows(*self._run("commit", keys, *given, hints, step))
+        return self._in_variables(found, keys, counts)
 
     def info(self) -> tf.Tensor:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
@@ -286,14 +370,16 @@ class KeyTable:
         """Returns the table's numbers."""
         [n] = self.info().numpy().tolist()
         last, total, spill = (tuple(n[i : i + 4]) for i in (3, 7, SPILL_KEYS))
-        return KeyNumbers(n[0], n[1], n[2], last, total, n[11], spill)
+        physical = n[2] + self.rules.fallback_rows_here
+        return KeyNumbers(n[0], n[1], physical, last, total, n[11], spill)
 
     def export(self, candidates: bool = False) -> LiveKeys:
         """Returns the keys with rows, at one moment, as tensors.
 
         Or the `candidates`: keys without rows that admission remembers.
         """
-        return LiveKeys(*self._run("export", candidates))
+        keys, rows, *counters = self._run("export", candidates)
+        return LiveKeys(keys, self._own(rows), *counters)
 
     def replace(
         self,
@@ -307,7 +393,7 @@ class KeyTable:
 
         Keys are unique; they and their counters are [n] int64. The first
         `in_memory`, at most `max_capacity`, get the rows in memory from
-        `FIRST_ROW` on, the others go to the spill; None: all are in memory.
+        `first_row` on, the others go to the spill; None: all are in memory.
         Candidates, [c, 3], are unique keys, numbers of occurrences and steps of
         last use. Those that are keys with rows are left out, then those seen
         longest ago if there are too many, and all without a threshold. Returns
@@ -324,7 +410,7 @@ class KeyTable:
         If `evicted`, keys with rows count as evicted in the statistics.
         """
         keys = np.asarray(keys, np.int64)
-        return self._run("remove", keys, evicted).numpy()
+        return self._own(self._run("remove", keys, evicted)).numpy()
 
     def take_removed(self) -> np.ndarray | None:
         """Returns the keys that have lost their rows since the last call.

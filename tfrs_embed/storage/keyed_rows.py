@@ -55,11 +55,13 @@ class KeyedRows(MemoryRows):
             ]
         )
         self.shards = {t.spec.name: KeyedShard(t, self) for t in tables}
-        # Tables of one width that are all trained, or all not, by table.
+        # Tables of one width that are all trained, or all not, and have equally
+        # many fallback rows, by table.
         self._together: dict[str, KeyTable] = {}
         kinds: dict[Any, list[KeyTable]] = {}
         for shard in self.shards.values():
-            kind = shard.table.dim, shard.is_trained
+            rows = shard.rules.fallback_rows
+            kind = shard.table.dim, shard.is_trained, rows
             kinds.setdefault(kind, []).append(shard.key_table)
         for alone in kinds.values():
             joined = KeyTable.joined(alone)
@@ -165,21 +167,23 @@ class KeyedRows(MemoryRows):
     def read_found(self, table: KeyTable, found: FoundKeys) -> tf.Tensor:
         """Reads keys' vectors, [n, dim]; see `KeyTable.check_vectors`."""
         number = len(table.names)
-        with tf.device(self.device):
+
+        def read(rows: tf.Tensor) -> tf.Tensor:
             if number == 1:
-                vectors = self.read(table.names[0], PARAMETERS, found.rows)
-            else:
-                places = tf.dynamic_partition(
-                    tf.range(tf.size(found.rows)), found.table_of, number
-                )
-                vectors = tf.dynamic_stitch(
-                    places,
-                    [
-                        self.read(name, PARAMETERS, tf.gather(found.rows, each))
-                        for name, each in zip(table.names, places, strict=True)
-                    ],
-                )
-            return table.check_vectors(found, vectors)
+                return self.read(table.names[0], PARAMETERS, rows)
+            places = tf.dynamic_partition(
+                tf.range(tf.size(rows)), found.table_of, number
+            )
+            return tf.dynamic_stitch(
+                places,
+                [
+                    self.read(name, PARAMETERS, tf.gather(rows, each))
+                    for name, each in zip(table.names, places, strict=True)
+                ],
+            )
+
+        with tf.device(self.device):
+            return table.check_vectors(found, read(found.rows), read)
 
     def read_ahead(self, table: str, ids: tf.Tensor) -> list[tf.Operation]:
         spill = self.shards[table].spill

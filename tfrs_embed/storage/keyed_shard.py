@@ -55,6 +55,16 @@ class KeyedShard:
         self.key_table = KeyTable(
             self.rules, store.device, self.spill, table.name
         )
+        # The rows with which keys start that a step admits.
+        self.make_first: initial_key_values.Maker = self.make_initial
+        if self.rules.fallback_rows:
+            self.make_first = self._read_fallback
+
+    def _read_fallback(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the present values of keys' shared rows, [n, dim]."""
+        rows = self.key_table.fallback_of(keys)
+        with tf.device(self.store.device):
+            return self.store.read(self.table.name, PARAMETERS, rows)
 
     def make_room(self, rows: Any) -> None:
         """Gives the table at least so many rows, a scalar int64."""
@@ -89,9 +99,24 @@ class KeyedShard:
 
     # For users and checkpoints, eagerly.
 
+    @property
+    def fallback_rows(self) -> np.ndarray:
+        """The rows that keys without a row share, [n] int64."""
+        return np.arange(FIRST_ROW, self.key_table.first_row)
+
+    def start_fallback(self, rank: int) -> None:
+        """Gives the shared rows of the shard of a rank initial values.
+
+        Row g of all shards has the values with which key g would start.
+        """
+        rows = self.fallback_rows
+        numbers = rank + self.rules.world * np.arange(len(rows))
+        self._initialize(numbers, rows)
+
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns keys' rows, [n] int64; `ABSENT` for a key without one."""
-        rows = self.key_table.lookup(tf.constant(keys)).rows.numpy()
+        found = self.key_table.lookup(tf.constant(keys), shared=False)
+        rows = found.rows.numpy()
         if self.spill is None:
             return rows
         return np.where(rows == ABSENT, self.spill.find(keys).numpy(), rows)
@@ -177,7 +202,7 @@ class KeyedShard:
         version = self.key_table.replace(
             keys, frequency, last_used, candidates, in_memory
         )
-        rows = FIRST_ROW + np.arange(len(keys))
+        rows = self.key_table.first_row + np.arange(len(keys))
         if self.spill is not None:
             rows[in_memory:] = self.spill.find(keys[in_memory:])
         self.make_room(self.key_table.numbers().physical)
@@ -234,7 +259,7 @@ class KeyedShard:
         )
         self.make_room(self.key_table.numbers().physical)
         # Those in the spill stay where they are.
-        rows = FIRST_ROW + np.arange(total)
+        rows = self.key_table.first_row + np.arange(total)
         if not np.array_equal(before, rows[:count]):
             for name in self.variables:
                 values = self.gather(name, before)

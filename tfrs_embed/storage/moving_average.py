@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.rows import Rows, scatter
+from tfrs_embed.checkpoint.rows import FALLBACK, Rows, scatter
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.table_state import TableState
 
@@ -33,7 +33,11 @@ def _check(mine: TableState, other: TableState) -> None:
                 f"{where} isn't made yet: call or build its layer first."
             )
     kinds = [
-        (t.spec.dim, t.spec.keys and t.spec.keys.dtype) for t in (mine, other)
+        (
+            t.spec.dim,
+            t.spec.keys and (t.spec.keys.dtype, t.spec.keys.fallback_rows),
+        )
+        for t in (mine, other)
     ]
     if kinds[0] != kinds[1] or (
         mine.spec.keys is None
@@ -53,11 +57,14 @@ def _check(mine: TableState, other: TableState) -> None:
 
 def average(mine: TableState, other: TableState, rate: float) -> None:
     """Makes rows rate * row + (1 - rate) * the other table's row."""
+    name = PARAMETERS
     if mine.spec.keys is not None:
         _average_keys(cast(Any, mine), cast(Any, other), rate)
-        return
-    ours: Rows = mine.saved[PARAMETERS]
-    theirs: Rows = other.saved[PARAMETERS]
+        if not mine.spec.keys.fallback_rows:
+            return
+        name = f"{FALLBACK}{PARAMETERS}"
+    ours: Rows = mine.saved[name]
+    theirs: Rows = other.saved[name]
     (spread, here), (as_there, there) = ours.local(), theirs.local()
     if spread is not None and spread == as_there:
         for variable, given in zip(here, there, strict=True):

@@ -66,9 +66,9 @@ class StepKeys(NamedTuple):
             shard.give(*of_table, parameters_only=reserved)
 
     def make_initial(self, new: KeyRows) -> tf.Tensor:
-        """Makes new keys' initial values, [m, dim], in the order of tables."""
+        """Makes new keys' first values, [m, dim], in the order of tables."""
         return initial_key_values.make_rows(
-            [shard.make_initial for shard in self.shards],
+            [shard.make_first for shard in self.shards],
             new.new_keys,
             new.new_sizes,
         )
@@ -81,7 +81,7 @@ def reserve(
 
     The keys are those of all tables of the step. `consensus` decides with other
     replicas whether there is room. The rows of admitted keys have their initial
-    values; other keys without a row have a row of zeros.
+    values; other keys without a row have a row of zeros, or their shared row.
 
     Raises:
         tf.errors.InvalidArgumentError: the keys need more rows than there are.
@@ -129,7 +129,7 @@ def commit(reserved: Sequence[tuple[StepKeys, KeyRows]]) -> list[tf.Tensor]:
     """Counts a step's keys, and gives rows to those that are admitted.
 
     Returns, for each of `reserved`, the rows to train, [n] int64. For keys
-    without one it is a row that nobody reads.
+    without one it is their shared row, or a row that nobody reads.
 
     Raises:
         tf.errors.InvalidArgumentError: another step has taken the rows that a
@@ -212,7 +212,8 @@ def _no_room(step_keys: StepKeys, lacking: tf.Tensor) -> tf.Tensor:
             f"{declared.MORE_ROOM}"
         ).encode()
 
-    absent = tf.equal(table.lookup(keys, table_of).rows, ABSENT)
+    found = table.lookup(keys, table_of, shared=False)
+    absent = tf.equal(found.rows, ABSENT)
     if counts is not None:
         absent &= counts > 0
     if table_of is None:

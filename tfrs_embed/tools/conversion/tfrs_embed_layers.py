@@ -6,7 +6,13 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
-from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    FALLBACK,
+    FREQUENCY,
+    KEYS,
+    LAST_USED,
+)
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
@@ -37,6 +43,8 @@ def find_tables(saved: SavedObjects, found: Contents) -> None:
             rank, is_float = len(column.shape), column.dtype.is_floating
             if each in _RANKS:
                 _check_part(each, column, found)
+                parts[each] = column
+            elif each.startswith(FALLBACK) and KEYS in variables:
                 parts[each] = column
             elif is_float and rank in (1, 2):
                 columns[each] = column

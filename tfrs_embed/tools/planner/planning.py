@@ -179,7 +179,7 @@ def _demand(
     slots = optimizer.rule.numbers_per_row(table.dim) if optimizer else 0
     return Demand(
         name=table.name,
-        rows=table.vocabulary_size,
+        rows=table.num_rows,
         dim=table.dim,
         slot_numbers=slots,
         usage=usage,
