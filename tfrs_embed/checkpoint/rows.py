@@ -36,6 +36,8 @@ FREQUENCY = "frequency"
 LAST_USED = "last_used"
 #: The name of the candidates: keys without rows, and their counters.
 CANDIDATES = "candidates"
+#: The name of the texts of keys, if a table keeps them.
+TEXT = "text"
 #: The names of changed rows' numbers, and of removed keys, in a delta.
 ROWS = "rows"
 REMOVED = "removed"

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfrs_embed.compat.arguments import (
     choice,
     convert_fields,
+    flag,
     integer,
     integer_or_none,
     number,
@@ -159,6 +160,10 @@ class DynamicKeys:
             initial row. The table's rows in memory are the most used ones; it
             takes some 64 bytes of memory for each key in the file. It needs
             kernels, and a CPU. None: what is evicted is gone.
+        keep_text: whether the text of string keys is kept in the host's memory,
+            some 150 bytes for each key beside the text. `keys()`, `top_k` and
+            `export_rows` then return strings. It is for one process: several
+            workers are an error.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -172,6 +177,7 @@ class DynamicKeys:
     candidates: int | None = None
     max_rows: int | None = None
     spill: FileStorage | None = None
+    keep_text: bool = False
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -209,6 +215,12 @@ class DynamicKeys:
             )
         if self.spill is not None:
             self._check_spill(self.spill)
+        flag(self.keep_text, "DynamicKeys: keep_text")
+        if self.keep_text and self.dtype != tf.string:
+            raise ValueError(
+                "DynamicKeys: keep_text=True is for dtype=tf.string, not "
+                f"{self.dtype.name}: other keys are kept as they are."
+            )
 
     def _check_spill(self, spill: FileStorage) -> None:
         if not isinstance(spill, FileStorage):

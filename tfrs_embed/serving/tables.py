@@ -21,6 +21,7 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import (
     KEYS,
     SCALE,
+    TEXT,
 )
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
@@ -267,11 +268,7 @@ class ServedTable(Trackable):
     def rows_of_keys(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows [n, dim] float32 by keys [n]; zeros for unknown ones."""
         if INDEX in self.variables:
-            keys, rows = tf.unstack(self.variables[INDEX])
-            place = tf.searchsorted(keys, ids, out_type=tf.int64)
-            known = tf.equal(tf.gather(keys, place), ids)
-            row = tf.where(known, tf.gather(rows, place), NO_ROW)
-            return self.stored.gather(row)
+            return self.stored.gather(self._row_of(ids))
         keys, dim = self.variables[KEYS], self._shape[1]
         if keys.shape[0] == 0:
             return tf.zeros([tf.size(ids), dim])
@@ -280,6 +277,37 @@ class ServedTable(Trackable):
         known = tf.equal(tf.gather(keys, place), ids)
         rows = self.stored.gather(place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
+
+    def texts_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the texts of keys of any shape, "" for unknown ones.
+
+        An export that asks for none doesn't hold them.
+        """
+        if TEXT not in self.variables:
+            rows = self._shape[0]
+            with tf.init_scope():
+                first = None if INDEX in self.variables else rows
+                self._add(TEXT, (rows,), tf.string, (first,))
+        texts = self.variables[TEXT]
+        if INDEX in self.variables:
+            row = self._row_of(ids)
+        elif self._shape[0] == 0:
+            return tf.fill(tf.shape(ids), "")
+        else:
+            # They are in the order of keys. The last row is for ids of no key.
+            row = tf.searchsorted(self.variables[KEYS], tf.reshape(ids, [-1]))
+            row = tf.reshape(row, tf.shape(ids))
+            row = tf.minimum(row, self._shape[0] - 1)
+        return tf.gather(texts, row)
+
+    def _row_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys of any shape by the index, or `NO_ROW`."""
+        keys, rows = tf.unstack(self.variables[INDEX])
+        flat = tf.reshape(ids, [-1])
+        place = tf.searchsorted(keys, flat, out_type=tf.int64)
+        known = tf.equal(tf.gather(keys, place), flat)
+        row = tf.where(known, tf.gather(rows, place), NO_ROW)
+        return tf.reshape(row, tf.shape(ids))
 
     def in_order(self) -> tuple[Any, Places, Places]:
         """Returns the number of ids, and functions of places in their order.
@@ -321,8 +349,9 @@ class ServedTable(Trackable):
         """
         table, shape = self._saved[PARAMETERS], [len(rows), self._shape[1]]
         for start, size in [*bundle.blocks(shape, tf.float32)] or [(0, 0)]:
-            here = table.collect_rows(rows[start : start + size])
-            yield start, self.encode(here)
+            some = rows[start : start + size]
+            here = self.encode(table.collect_rows(some))
+            yield start, here | self._texts(some)
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields each block's first row, and its values by variable's name.
@@ -353,7 +382,7 @@ class ServedTable(Trackable):
             stored = self.encode(tf.constant(rows[here]))
             if KEYS in self.variables:
                 stored[KEYS] = tf.constant(keys[here])
-            yield first + start, stored
+            yield first + start, stored | self._texts(keys[here])
         yield from self._zeros(first + len(rows), end - first - len(rows))
 
     def _zeros(
@@ -361,7 +390,19 @@ class ServedTable(Trackable):
     ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         shape = [count, self._shape[1]]
         for start, size in bundle.blocks(shape, tf.float32):
-            yield first + start, self.encode(tf.zeros([size, shape[1]]))
+            block = self.encode(tf.zeros([size, shape[1]]))
+            if TEXT in self.variables:
+                block[TEXT] = tf.fill([size], "")
+            yield first + start, block
+
+    def _texts(self, keys: np.ndarray) -> dict[str, tf.Tensor]:
+        """Returns the texts of keys, if the export holds texts, by name."""
+        if TEXT not in self.variables:
+            return {}
+        texts = self.state.key_texts
+        assert texts is not None
+        with tf.device("CPU:0"):
+            return {TEXT: tf.constant(texts.of(keys), tf.string)}
 
     def _index(self, keys: np.ndarray) -> np.ndarray:
         index = np.empty(self.shapes[INDEX], np.int64)

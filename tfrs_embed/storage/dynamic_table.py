@@ -12,6 +12,7 @@ from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
+    TEXT,
 )
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
@@ -26,7 +27,9 @@ from tfrs_embed.storage.key_rules import (
     eviction_order,
 )
 from tfrs_embed.storage.key_table import KeyNumbers
+from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_rows import KeyedRows
+from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
@@ -46,7 +49,8 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. Strings are saved as their fingerprints. An
+    the step of the last one. Strings are saved as their fingerprints; with
+    `keep_text` also as `<table>/text`, [n] string. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
     """
@@ -67,6 +71,7 @@ class DynamicTable(TableState):
         self.sources = [(Part(range(0)), store) for store in stores]
         self.exchange = exchange
         self._rows = TableKeys(self.spec, shards, shared, step)
+        self._keep_texts(shards)
         self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
@@ -79,8 +84,25 @@ class DynamicTable(TableState):
                 part,
                 KeyedVariable(self.spec.name, part, self._rows, self.strategy),
             )
+        if self.key_texts is not None:
+            # Not among the variables, which Keras stores: HDF5 has no strings
+            # of any length.
+            texts = KeyedVariable(
+                self.spec.name, TEXT, self._rows, self.strategy
+            )
+            texts.table = self
+            self._track_trackable(texts, TEXT, overwrite=True)
         assert self.moments is not None
         self.moments.watch(self._note_removed)
+
+    def _keep_texts(self, shards: Sequence[KeyedShard]) -> None:
+        assert self.spec.keys is not None
+        if not self.spec.keys.keep_text:
+            return
+        texts = KeyTexts(self.spec.name, self.spec.vocabulary_size)
+        for shard in shards:
+            shard.keep_texts(texts)
+        self._rows.texts = self.key_texts = texts
 
     def step_restored(self) -> None:
         """Called when the layer's step exists and, if pending, was restored."""
@@ -129,7 +151,7 @@ class DynamicTable(TableState):
         for shard in self._rows.shards:
             numbers = shard.key_table.numbers()
             capacity += numbers.size + numbers.capacity
-            keys = shard.key_table.take_removed()
+            keys = shard.take_removed()
             if keys is None:
                 lost = now
             elif len(keys):
@@ -158,11 +180,25 @@ class DynamicTable(TableState):
         """Returns the keys with rows, [size] int64, ascending.
 
         uint64 keys keep their bits. Strings are the fingerprints that
-        `tf.fingerprint` computes.
+        `tf.fingerprint` computes; if the table keeps their text, [size] of
+        bytes in the order of fingerprints, b"" where the text isn't known:
+        of keys of a checkpoint without texts, until a training step has their
+        strings. `variables["keys"]` has the fingerprints.
         """
         self.built("keys")
         found: np.ndarray = self.variables[KEYS].numpy()
-        return found
+        texts = self.key_texts
+        return found if texts is None else texts.of(found)
+
+    def _learn(self, keys: np.ndarray, ids: Any) -> None:
+        """Takes the texts of keys that have got rows between steps."""
+        if self.key_texts is not None:
+            strings = tf.convert_to_tensor(ids).numpy().tolist()
+            self.key_texts.learn(keys, strings)
+
+    def assign(self, ids: Any, vectors: Any) -> None:
+        super().assign(ids, vectors)
+        self._learn(as_numbers(self.spec, ids), ids)
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -203,7 +239,9 @@ class DynamicTable(TableState):
                 shape.
         """
         self.built("give_rows")
-        self.variables[KEYS].assign(np.unique(as_numbers(self.spec, keys)))
+        numbers = as_numbers(self.spec, keys)
+        self.variables[KEYS].assign(np.unique(numbers))
+        self._learn(numbers, keys)
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -273,7 +311,8 @@ class DynamicTable(TableState):
         """
         rows = self.built("statistics")
         numbers = [shard.key_table.numbers() for shard in rows.shards]
-        return _named(self.spec, rows.gather(_statistics(numbers)))
+        found = _named(self.spec, rows.gather(_statistics(numbers)))
+        return found | _of_texts(rows)
 
     def built(self, what: str) -> TableKeys:
         """Returns the table's keys; `what` is asked for, for errors.
@@ -305,10 +344,25 @@ def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
     live = zip(*(shard.live() for shard in rows.shards), strict=True)
     numbers = [shard.key_table.numbers() for shard in rows.shards]
     found: dict[str, Any] = _named(table.spec, _statistics(numbers))
+    found |= _of_texts(rows)
     del found["last_step"]
     counts = {**found.pop("in_all"), **found}
     counts["capacity"] = sum(n.capacity for n in numbers)
     return LiveKeys(*map(np.concatenate, live)), counts
+
+
+def _of_texts(rows: TableKeys) -> dict[str, dict[str, int]]:
+    """Returns the statistics of texts, if a table keeps them."""
+    texts = rows.texts
+    if texts is None:
+        return {}
+    return {
+        "text": {
+            "keys": len(texts),
+            "unknown": texts.unknown,
+            "bytes": texts.nbytes,
+        }
+    }
 
 
 def _statistics(numbers: Sequence[KeyNumbers]) -> list[np.ndarray]:
@@ -339,7 +393,7 @@ def remove_keys(
     """
     shard_of = rows.shards_of(keys)
     removed = [
-        shard.key_table.remove(keys[shard_of == rank], evicted)
+        shard.remove(keys[shard_of == rank], evicted)
         for rank, shard in rows.by_rank
     ]
     return int(np.sum(np.concatenate(removed) != ABSENT))
