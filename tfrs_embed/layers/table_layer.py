@@ -407,7 +407,9 @@ class TableLayer(TableHolder):
         return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
 
     def _learn_texts(self, inputs: CallInputs) -> LearnTexts | None:
-        """Returns what gives tables that keep texts those of a call's keys."""
+        """Returns what gives tables that keep texts those of a step's keys."""
+        if not inputs.training:
+            return None
         kept = [
             (texts, ids, feature)
             for feature, ids in zip(inputs.features, inputs.ids, strict=True)

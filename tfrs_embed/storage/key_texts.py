@@ -152,6 +152,8 @@ class KeyTexts:
         """Takes texts that are wanted, and keeps the first of each key."""
         with self._lock:
             for key, text in zip(keys.tolist(), texts, strict=True):
+                if text == UNKNOWN:
+                    continue
                 if key in self._unknown:
                     self._unknown.remove(key)
                     self._keep(key, text)
