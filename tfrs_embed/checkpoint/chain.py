@@ -27,6 +27,7 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     REMOVED,
     ROWS,
+    TEXT,
     CheckpointValue,
 )
 from tfrs_embed.checkpoint.stored_pieces import REMEDY, damaged
@@ -379,6 +380,29 @@ class _MergedKeys(_Merger):
                 later = np.concatenate([later, keys, removed])
         self._ends = np.cumsum([len(places) for places in self._places])
 
+    def _part(self, part: str) -> tuple[list[int], tf.DType]:
+        if part != TEXT:
+            return super()._part(part)
+        for file, (reader, rows) in enumerate(
+            zip(self._files, self._rows, strict=True)
+        ):
+            # A table may have kept no texts before.
+            key = self._key(file, part)
+            if key in reader.shapes and (
+                reader.dtypes[key] != tf.string or reader.shapes[key] != [rows]
+            ):
+                raise damaged(
+                    f"'{reader.prefix}' has no '{key}' of {rows} strings"
+                )
+        return [self._size()], tf.string
+
+    def _texts(self, file: int) -> np.ndarray:
+        """Reads the texts of a file's keys, which TensorFlow reads whole."""
+        reader, key = self._files[file], self._key(file, TEXT)
+        if key not in reader.shapes or not self._rows[file]:
+            return np.full(self._rows[file], b"", object)
+        return reader.read(key).numpy()
+
     def _size(self) -> int:
         return int(self._ends[-1])
 
@@ -392,6 +416,9 @@ class _MergedKeys(_Merger):
                 max(0, start - first) : max(0, start + size - first)
             ]
             reader, key = self._files[file], self._key(file, part)
+            if part == TEXT:
+                found.append(self._texts(file)[wanted])
+                continue
             # Few rows that are not wanted are read with the others.
             gaps = np.flatnonzero(np.diff(wanted) > _GAP) + 1
             for each in np.split(wanted, gaps) if len(wanted) else ():

@@ -39,6 +39,8 @@ CANDIDATES = "candidates"
 #: How the names of the rows begin that keys without a row share, and of their
 #: slots; "parameters" or a slot's name follow.
 FALLBACK = "fallback_"
+#: The name of the texts of keys, if a table keeps them.
+TEXT = "text"
 #: The names of changed rows' numbers, and of removed keys, in a delta.
 ROWS = "rows"
 REMOVED = "removed"

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfrs_embed.compat.arguments import (
     choice,
     convert_fields,
+    flag,
     integer,
     integer_or_none,
     number,
@@ -164,6 +165,10 @@ class DynamicKeys:
             and steps train them. A key that a step gives a row starts with a
             copy of its shared row. A multiple of the number of replicas. Not
             with a spill. None: keys without a row have zeros.
+        keep_text: whether the text of string keys is kept in the host's memory,
+            some 150 bytes for each key beside the text. `keys()`, `top_k` and
+            `export_rows` then return strings. It is for one process: several
+            workers are an error.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -178,6 +183,7 @@ class DynamicKeys:
     max_rows: int | None = None
     spill: FileStorage | None = None
     fallback_rows: int | None = None
+    keep_text: bool = False
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -216,6 +222,12 @@ class DynamicKeys:
             )
         if self.spill is not None:
             self._check_spill(self.spill)
+        flag(self.keep_text, "DynamicKeys: keep_text")
+        if self.keep_text and self.dtype != tf.string:
+            raise ValueError(
+                "DynamicKeys: keep_text=True is for dtype=tf.string, not "
+                f"{self.dtype.name}: other keys are kept as they are."
+            )
 
     def _check_spill(self, spill: FileStorage) -> None:
         if not isinstance(spill, FileStorage):

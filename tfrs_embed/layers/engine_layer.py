@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.compat import keras_versions, strategies
+from tfrs_embed.compat import graphs, keras_versions, strategies
 from tfrs_embed.compat.custom_gradients import custom_gradient
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
@@ -25,6 +25,9 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.optimizers import missing_settings
 from tfrs_embed.storage.table_state import Tables
+
+#: Takes texts once vectors are looked up; returns a tensor that says so.
+LearnTexts = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 
 
 class EngineLayer(Layer):
@@ -113,6 +116,7 @@ class EngineLayer(Layer):
         bags: Sequence[BaggedIds],
         training: bool | None = None,
         begun: Any = None,
+        learn_texts: LearnTexts | None = None,
     ) -> list[tf.Tensor]:
         """Looks up the features.
 
@@ -121,6 +125,8 @@ class EngineLayer(Layer):
             training: whether this is a training step. False: the tables are
                 constants.
             begun: the part of the lookup that is done; see `LookupCall`.
+            learn_texts: takes the texts of new keys, after the lookup and
+                before the update; None: no table keeps texts.
 
         Returns:
             Each feature's activations in its output shape, in the layer's
@@ -146,6 +152,7 @@ class EngineLayer(Layer):
         @custom_gradient
         def lookup_vectors(trigger: tf.Tensor) -> Any:
             vectors, residuals = self.engine.lookup(call)
+            learned = [] if learn_texts is None else [learn_texts(vectors)]
 
             def backward(*gradients: Any) -> tf.Tensor:
                 layer = this()
@@ -153,9 +160,10 @@ class EngineLayer(Layer):
                     raise RuntimeError(
                         "The layer that looked these features up is gone."
                     )
-                return layer._differentiate(
-                    lookup, residuals, gradients, trigger
-                )
+                with tf.control_dependencies(graphs.capture(learned)):
+                    return layer._differentiate(
+                        lookup, residuals, gradients, trigger
+                    )
 
             outputs = vectors
             if not any(learn):

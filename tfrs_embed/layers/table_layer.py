@@ -16,6 +16,7 @@ from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import errors, hashed_features
 from tfrs_embed.layers.base import ChangeIds
+from tfrs_embed.layers.engine_layer import LearnTexts
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.backend import SERVED_TABLES
@@ -388,7 +389,9 @@ class TableLayer(TableHolder):
                 BaggedIds.none(f) if b is None else b
                 for f, b in zip(features, its_bags, strict=True)
             ]
-            outputs = self._engine_layer.call(given, training, begun)
+            outputs = self._engine_layer.call(
+                given, training, begun, self._learn_texts(inputs)
+            )
             found = dict(zip(map(id, features), outputs, strict=True))
         for lookup in inputs.lookups:
             layer = self._keras_layer(lookup.table.name)
@@ -402,6 +405,25 @@ class TableLayer(TableHolder):
                     [vectors], [b], [lookup], self.compute_dtype
                 )
         return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
+
+    def _learn_texts(self, inputs: CallInputs) -> LearnTexts | None:
+        """Returns what gives tables that keep texts those of a step's keys."""
+        if not inputs.training:
+            return None
+        kept = [
+            (texts, ids, feature)
+            for feature, ids in zip(inputs.features, inputs.ids, strict=True)
+            if (texts := self.tables[feature.table.name].key_texts) is not None
+        ]
+
+        def learn(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+            learned = [
+                texts.learn_after(vectors, to_tensor(ids, f"{feature}: ids"))
+                for texts, ids, feature in kept
+            ]
+            return tf.add_n(learned)
+
+        return learn if kept else None
 
     def _lookup_served(
         self, inputs: CallInputs, served: ServedTables

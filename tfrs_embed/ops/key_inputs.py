@@ -99,5 +99,9 @@ def _fingerprints(
 
     if not may_be_empty:
         checks.require(tf.logical_not(tf.reduce_any(empty)), text)
-    bytes_ = tf.fingerprint(flat)
-    return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(keys))
+    return tf.reshape(fingerprints(flat), tf.shape(keys))
+
+
+def fingerprints(strings: tf.Tensor) -> tf.Tensor:
+    """Returns the int64 keys of strings, [n]: their fingerprints."""
+    return tf.bitcast(tf.fingerprint(strings), tf.int64)

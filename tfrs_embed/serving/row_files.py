@@ -27,6 +27,8 @@ from tfrs_embed.storage.table_state import Tables, TableState
 #: The columns that every file of rows has.
 KEY = "key"
 ROW = "row"
+#: The column of string keys' fingerprints, in files that have their text.
+FINGERPRINT = "fingerprint"
 
 
 def export_rows(
@@ -42,7 +44,9 @@ def export_rows(
 
     - key: int64, the number of the row; of a table with `DynamicKeys` the key.
       uint64 keys keep their bits, and strings are the fingerprints that
-      `tf.fingerprint` computes.
+      `tf.fingerprint` computes. If the table keeps the text of its keys:
+      binary, the text, null if it isn't known; and the fingerprints are
+    - fingerprint: int64, only of such a table.
     - row: a list of `dim` float32, of any dtype of the table.
     - step: int64, the number of the layer's updates; null if it counts none.
     - with `slots`, one for each slot of the optimizer, by its name: a list of
@@ -51,8 +55,9 @@ def export_rows(
     `import_rows` reads the folder into a model.
 
     A table with `DynamicKeys` also has `_removed-<worker>.parquet`, with the
-    column key: keys that have lost their rows, and have none now. The readers
-    of whole folders skip names that begin with "_".
+    column key: keys that have lost their rows, and have none now, int64: of
+    strings their fingerprints. The readers of whole folders skip names that
+    begin with "_".
 
     With several workers all of them call this function, with a folder that all
     can see. Each writes the rows that it holds; the chief writes tables of
@@ -231,7 +236,10 @@ def _write(
     names = [PARAMETERS, *(state.slots if slots else ())]
     row = pyarrow.list_(float32, state.spec.dim)
     kinds = [float32 if len(state.saved[n].shape) == 1 else row for n in names]
+    texts = state.key_texts
     fields = [(KEY, int64), (ROW, row), ("step", int64)]
+    if texts is not None:
+        fields[:1] = [(KEY, pyarrow.binary()), (FINGERPRINT, int64)]
     fields += zip(names[1:], kinds[1:], strict=True)
     schema = pyarrow.schema(fields)
     keyed = KEYS in state.variables
@@ -247,8 +255,12 @@ def _write(
             for keys, values in parts:
                 rows, *others = (_column(pyarrow, each) for each in values)
                 step = pyarrow.scalar(table.step, int64)
+                numbers = [pyarrow.array(keys, int64)]
+                if texts is not None:
+                    known = [each or None for each in texts.of(keys)]
+                    numbers.insert(0, pyarrow.array(known, pyarrow.binary()))
                 columns = [
-                    pyarrow.array(keys, int64),
+                    *numbers,
                     rows,
                     pyarrow.repeat(step, len(keys)),
                     *others,

@@ -17,7 +17,13 @@ from tfrs_embed.distribution.failures import raised_on_all_workers
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.serving.row_files import KEY, ROW, LayerTable, tables_of
+from tfrs_embed.serving.row_files import (
+    FINGERPRINT,
+    KEY,
+    ROW,
+    LayerTable,
+    tables_of,
+)
 from tfrs_embed.serving.workers import strategy_of
 from tfrs_embed.storage.dynamic_table import remove_keys
 from tfrs_embed.storage.table_state import TableState
@@ -41,7 +47,9 @@ def import_rows(
 
     - key: integers, the numbers of rows; of a table with `DynamicKeys` the
       keys. Of string keys their text, or int64, their fingerprints
-      (`tf.fingerprint`). int64 are also the bits of uint64 keys.
+      (`tf.fingerprint`). int64 are also the bits of uint64 keys. Texts may be
+      null if there is a column
+    - fingerprint: int64, the fingerprints of all texts.
     - row: lists of `dim` floating numbers.
     - with `slots`, one for each slot of the optimizer, by its name, as
       `export_rows` writes them.
@@ -207,6 +215,7 @@ class _Import:
             **dict(zip(parts, parts, strict=True)),
         }
         self._where = f"table '{self._state.spec.name}'"
+        self._is_writing = False
         self._keyed = KEYS in self._state.variables
         self.keys = self.removed = np.zeros([0], np.int64)
 
@@ -238,7 +247,8 @@ class _Import:
     def check_room(self) -> None:
         """Raises a ValueError if a table has no room for all new keys."""
         if self._keyed:
-            kept = np.setdiff1d(self._state.keys(), self.removed)
+            known = self._state.variables[KEYS].numpy()
+            kept = np.setdiff1d(known, self.removed)
             keys = np.union1d(kept, self.keys)
             try:
                 self._state.built("import_rows").require_room(keys)
@@ -253,7 +263,8 @@ class _Import:
             rows.add(self.keys, self._step)
 
     def write(self) -> None:
-        """Writes rows and slots."""
+        """Writes rows and slots, and texts of keys."""
+        self._is_writing = True
         for path in self._files:
             for keys, parts in self._blocks(path, self._columns):
                 for name, values in parts.items():
@@ -280,8 +291,12 @@ class _Import:
         with reading_parquet(self._arrow, path) as file:
             size = tf.io.gfile.stat(path).length
             self._check_file(path, size, file, [KEY, *columns])
-            for batch in file.iter_batches(rows, columns=[KEY, *columns]):
-                keys = self._keys(path, batch.column(KEY))
+            names = [KEY, *columns]
+            if self._has_texts(file.schema_arrow):
+                names.append(FINGERPRINT)
+                self._check_file(path, size, file, names)
+            for batch in file.iter_batches(rows, columns=names):
+                keys = self._keys_of(path, batch)
                 parts = {
                     part: self._values(path, name, batch, keys)
                     for name, part in columns.items()
@@ -308,6 +323,39 @@ class _Import:
                 f"'{path}' for {self._where} has {size:,} bytes, and would "
                 f"unpack to {unpacked:,}, more than {limit:,}."
             )
+
+    def _has_texts(self, schema: Any) -> bool:
+        """Whether a file has texts of keys, and their fingerprints."""
+        keys = self._state.spec.keys
+        return (
+            keys is not None
+            and keys.dtype == tf.string
+            and FINGERPRINT in schema.names
+            and not self._arrow.types.is_integer(schema.field(KEY).type)
+        )
+
+    def _keys_of(self, path: str, batch: Any) -> np.ndarray:
+        """Returns a batch's keys, [n] int64; a table may learn their texts."""
+        array = batch.column(KEY)
+        if FINGERPRINT not in batch.schema.names:
+            keys = of_texts = self._keys(path, array)
+        else:
+            keys = self._keys(path, batch.column(FINGERPRINT))
+            of_texts = keys[array.is_valid().to_numpy(False)]
+            array = array.drop_null()
+            made = self._keys(path, array) if len(array) else of_texts
+            if np.any(made != of_texts):
+                place = int(np.argmax(made != of_texts))
+                raise ValueError(
+                    f"'{path}': key {array[place].as_py()!r:.80} of "
+                    f"{self._where} has the fingerprint {of_texts[place]}, "
+                    "which is another key's."
+                )
+        texts = self._state.key_texts if self._is_writing else None
+        if texts is not None and not self._arrow.types.is_integer(array.type):
+            strings = tf.constant(array.to_numpy(False), tf.string)
+            texts.learn(of_texts, strings.numpy().tolist())
+        return keys
 
     def _keys(self, path: str, array: Any) -> np.ndarray:
         """Returns keys, or numbers of rows, as [n] int64."""

@@ -22,6 +22,7 @@ from tfrs_embed.checkpoint.rows import (
     FALLBACK,
     KEYS,
     SCALE,
+    TEXT,
 )
 from tfrs_embed.compat.private_tensorflow import (
     Trackable,
@@ -307,11 +308,7 @@ class ServedTable(Trackable):
             first, count = self.fallback_rows.start, len(self.fallback_rows)
             shared = first + key_shards.shared_rows_of(ids, count, 1)
         if INDEX in self.variables:
-            keys, rows = tf.unstack(self.variables[INDEX])
-            place = tf.searchsorted(keys, ids, out_type=tf.int64)
-            known = tf.equal(tf.gather(keys, place), ids)
-            row = tf.where(known, tf.gather(rows, place), shared)
-            return self.stored.gather(row)
+            return self.stored.gather(self._row_of(ids, shared))
         keys, dim = self.variables[KEYS], self._shape[1]
         if keys.shape[0] == 0:
             if self.fallback_rows:
@@ -325,6 +322,37 @@ class ServedTable(Trackable):
             return self.stored.gather(tf.where(known, own, shared))
         rows = self.stored.gather(place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
+
+    def texts_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the texts of keys of any shape, "" for unknown ones.
+
+        An export that asks for none doesn't hold them.
+        """
+        if TEXT not in self.variables:
+            rows = self._shape[0]
+            with tf.init_scope():
+                first = None if INDEX in self.variables else rows
+                self._add(TEXT, (rows,), tf.string, (first,))
+        texts = self.variables[TEXT]
+        if INDEX in self.variables:
+            row = self._row_of(ids)
+        elif self.variables[KEYS].shape[0] == 0:
+            return tf.fill(tf.shape(ids), "")
+        else:
+            # They are in the order of keys. The last row is for ids of no key.
+            row = tf.searchsorted(self.variables[KEYS], tf.reshape(ids, [-1]))
+            row = tf.reshape(row, tf.shape(ids)) + self.fallback_rows.stop
+            row = tf.minimum(row, self._shape[0] - 1)
+        return tf.gather(texts, row)
+
+    def _row_of(self, ids: tf.Tensor, absent: Any = NO_ROW) -> tf.Tensor:
+        """Returns the rows of keys of any shape by the index, or `absent`."""
+        keys, rows = tf.unstack(self.variables[INDEX])
+        flat = tf.reshape(ids, [-1])
+        place = tf.searchsorted(keys, flat, out_type=tf.int64)
+        known = tf.equal(tf.gather(keys, place), flat)
+        row = tf.where(known, tf.gather(rows, place), absent)
+        return tf.reshape(row, tf.shape(ids))
 
     def in_order(self) -> tuple[Any, Places, Places]:
         """Returns the number of ids, and functions of places in their order.
@@ -371,8 +399,9 @@ class ServedTable(Trackable):
         """
         table, shape = self._saved[PARAMETERS], [len(rows), self._shape[1]]
         for start, size in [*bundle.blocks(shape, tf.float32)] or [(0, 0)]:
-            here = table.collect_rows(rows[start : start + size])
-            yield start, self.encode(here)
+            some = rows[start : start + size]
+            here = self.encode(table.collect_rows(some))
+            yield start, here | self._texts(some)
 
     def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields each block's first row, and its values by variable's name.
@@ -409,7 +438,8 @@ class ServedTable(Trackable):
             yield from self._zeros(NO_ROW, 1)
             first = NO_ROW + 1
         for start, stored in self.fallback_blocks():
-            yield first + start, stored
+            size = stored[PARAMETERS].shape[0]
+            yield first + start, stored | self._no_texts(size)
         first += len(self.fallback_rows)
         for start, stored in self._blocks_of_keys(keys):
             yield first + start, stored
@@ -427,7 +457,9 @@ class ServedTable(Trackable):
             return
         rows = self._source[PARAMETERS].numpy()
         for start, size in bundle.blocks(rows.shape, tf.float32):
-            yield start, self.encode(tf.constant(rows[start : start + size]))
+            here = slice(start, start + size)
+            stored = self.encode(tf.constant(rows[here]))
+            yield start, stored | self._texts(keys[here])
 
     def fallback_blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         """Yields `blocks` of the rows that keys without a row share."""
@@ -442,7 +474,21 @@ class ServedTable(Trackable):
     ) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
         shape = [count, self._shape[1]]
         for start, size in bundle.blocks(shape, tf.float32):
-            yield first + start, self.encode(tf.zeros([size, shape[1]]))
+            block = self.encode(tf.zeros([size, shape[1]]))
+            yield first + start, block | self._no_texts(size)
+
+    def _no_texts(self, size: int) -> dict[str, tf.Tensor]:
+        """Returns texts of rows without keys, if the export holds texts."""
+        return {TEXT: tf.fill([size], "")} if TEXT in self.variables else {}
+
+    def _texts(self, keys: np.ndarray) -> dict[str, tf.Tensor]:
+        """Returns the texts of keys, if the export holds texts, by name."""
+        if TEXT not in self.variables:
+            return {}
+        texts = self.state.key_texts
+        assert texts is not None
+        with tf.device("CPU:0"):
+            return {TEXT: tf.constant(texts.of(keys), tf.string)}
 
     def _index(self, keys: np.ndarray) -> np.ndarray:
         index = np.empty(self.shapes[INDEX], np.int64)

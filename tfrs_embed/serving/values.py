@@ -18,7 +18,7 @@ class Blocks:
 
     def __init__(self, writer: bundle.BundleWriter) -> None:
         self._writer = writer
-        self._halves: dict[str, np.ndarray] = {}
+        self._whole: dict[str, np.ndarray] = {}
 
     def add(
         self, key: str, shape: Sequence[int], start: int, rows: tf.Tensor
@@ -28,13 +28,14 @@ class Blocks:
             self._writer.add(key, rows)
             return
         end = start + rows.shape[0]
-        if rows.dtype == tf.float16:
-            # TensorFlow can't put slices of this dtype together.
+        if rows.dtype in (tf.float16, tf.string):
+            # TensorFlow can't put slices of these dtypes together.
             if start == 0:
-                self._halves[key] = np.empty(shape, np.float16)
-            self._halves[key][start:end] = rows
+                dtype = rows.dtype.as_numpy_dtype
+                self._whole[key] = np.empty(shape, dtype)
+            self._whole[key][start:end] = rows.numpy()
             if end == shape[0]:
-                self._writer.add(key, self._halves.pop(key))
+                self._writer.add(key, self._whole.pop(key))
         else:
             self._writer.add(key, rows, shape, start)
 

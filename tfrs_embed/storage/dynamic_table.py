@@ -13,6 +13,7 @@ from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     FALLBACK,
     KEYS,
+    TEXT,
 )
 from tfrs_embed.compat.arguments import integer_or_none
 from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
@@ -27,7 +28,9 @@ from tfrs_embed.storage.key_rules import (
     eviction_order,
 )
 from tfrs_embed.storage.key_table import KeyNumbers
+from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_rows import KeyedRows
+from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
@@ -49,7 +52,8 @@ class DynamicTable(TableState):
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
     the step of the last one. With `fallback_rows` it also holds
     `<table>/fallback_parameters` and `<table>/fallback_<slot>`, by the rows'
-    numbers. Strings are saved as their fingerprints. An
+    numbers. Strings are saved as their fingerprints; with `keep_text` also as
+    `<table>/text`, [n] string. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
     """
@@ -72,6 +76,7 @@ class DynamicTable(TableState):
         self._rows = TableKeys(self.spec, shards, shared, step)
         for rank, shard in self._rows.by_rank:
             shard.start_fallback(rank)
+        self._keep_texts(shards)
         self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
@@ -91,8 +96,25 @@ class DynamicTable(TableState):
                     self.spec.name, part, self._rows, self.strategy
                 ),
             )
+        if self.key_texts is not None:
+            # Not among the variables, which Keras stores: HDF5 has no strings
+            # of any length.
+            texts = KeyedVariable(
+                self.spec.name, TEXT, self._rows, self.strategy
+            )
+            texts.table = self
+            self._track_trackable(texts, TEXT, overwrite=True)
         assert self.moments is not None
         self.moments.watch(self._note_removed)
+
+    def _keep_texts(self, shards: Sequence[KeyedShard]) -> None:
+        assert self.spec.keys is not None
+        if not self.spec.keys.keep_text:
+            return
+        texts = KeyTexts(self.spec.name, self.spec.vocabulary_size)
+        for shard in shards:
+            shard.keep_texts(texts)
+        self._rows.texts = self.key_texts = texts
 
     def step_restored(self) -> None:
         """Called when the layer's step exists and, if pending, was restored."""
@@ -141,7 +163,7 @@ class DynamicTable(TableState):
         for shard in self._rows.shards:
             numbers = shard.key_table.numbers()
             capacity += numbers.size + numbers.capacity
-            keys = shard.key_table.take_removed()
+            keys = shard.take_removed()
             if keys is None:
                 lost = now
             elif len(keys):
@@ -170,11 +192,25 @@ class DynamicTable(TableState):
         """Returns the keys with rows, [size] int64, ascending.
 
         uint64 keys keep their bits. Strings are the fingerprints that
-        `tf.fingerprint` computes.
+        `tf.fingerprint` computes; if the table keeps their text, [size] of
+        bytes in the order of fingerprints, b"" where the text isn't known:
+        of keys of a checkpoint without texts, until a training step has their
+        strings. `variables["keys"]` has the fingerprints.
         """
         self.built("keys")
         found: np.ndarray = self.variables[KEYS].numpy()
-        return found
+        texts = self.key_texts
+        return found if texts is None else texts.of(found)
+
+    def _learn(self, keys: np.ndarray, ids: Any) -> None:
+        """Takes the texts of keys that have got rows between steps."""
+        if self.key_texts is not None:
+            strings = tf.convert_to_tensor(ids).numpy().tolist()
+            self.key_texts.learn(keys, strings)
+
+    def assign(self, ids: Any, vectors: Any) -> None:
+        super().assign(ids, vectors)
+        self._learn(as_numbers(self.spec, ids), ids)
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -215,7 +251,9 @@ class DynamicTable(TableState):
                 shape.
         """
         self.built("give_rows")
-        self.variables[KEYS].assign(np.unique(as_numbers(self.spec, keys)))
+        numbers = as_numbers(self.spec, keys)
+        self.variables[KEYS].assign(np.unique(numbers))
+        self._learn(numbers, keys)
 
     def remove(self, keys: Any) -> int:
         """Removes keys, their rows and counters, also from a spill.
@@ -282,7 +320,8 @@ class DynamicTable(TableState):
         """
         rows = self.built("statistics")
         numbers = [shard.key_table.numbers() for shard in rows.shards]
-        return _named(self.spec, rows.gather(_statistics(numbers)))
+        found = _named(self.spec, rows.gather(_statistics(numbers)))
+        return found | _of_texts(rows)
 
     def built(self, what: str) -> TableKeys:
         """Returns the table's keys; `what` is asked for, for errors.
@@ -327,10 +366,25 @@ def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
     live = zip(*(shard.live() for shard in rows.shards), strict=True)
     numbers = [shard.key_table.numbers() for shard in rows.shards]
     found: dict[str, Any] = _named(table.spec, _statistics(numbers))
+    found |= _of_texts(rows)
     del found["last_step"]
     counts = {**found.pop("in_all"), **found}
     counts["capacity"] = sum(n.capacity for n in numbers)
     return LiveKeys(*map(np.concatenate, live)), counts
+
+
+def _of_texts(rows: TableKeys) -> dict[str, dict[str, int]]:
+    """Returns the statistics of texts, if a table keeps them."""
+    texts = rows.texts
+    if texts is None:
+        return {}
+    return {
+        "text": {
+            "keys": len(texts),
+            "unknown": texts.unknown,
+            "bytes": texts.nbytes,
+        }
+    }
 
 
 def _statistics(numbers: Sequence[KeyNumbers]) -> list[np.ndarray]:
@@ -361,7 +415,7 @@ def remove_keys(
     """
     shard_of = rows.shards_of(keys)
     removed = [
-        shard.key_table.remove(keys[shard_of == rank], evicted)
+        shard.remove(keys[shard_of == rank], evicted)
         for rank, shard in rows.by_rank
     ]
     return int(np.sum(np.concatenate(removed) != ABSENT))

@@ -21,15 +21,18 @@ from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     REMOVED,
+    TEXT,
     CheckpointValue,
     HeldRows,
     Save,
     other_slot,
 )
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
+from tfrs_embed.ops.key_inputs import fingerprints
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
+from tfrs_embed.storage.key_texts import UNKNOWN
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
 
@@ -43,7 +46,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
     A checkpoint holds the part shard by shard, so that no process needs all of
     it. Its parts are "keys", "frequency", "last_used", "candidates",
-    "parameters" and the slots.
+    "parameters" and the slots; and "text", strings that one process writes as a
+    whole: TensorFlow reads no slices of strings.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         super().__init__([s.variables[name] for s in rows.shards], strategy)
         self.name = f"{table}/{part}:0"
         self.dtype = tf.float32 if part in rows.names else tf.int64
-        shapes = {CANDIDATES: (3,)} | dict.fromkeys((KEYS, *COUNTERS), ())
+        if part == TEXT:
+            self.dtype = tf.string
+        shapes = {CANDIDATES: (3,)} | dict.fromkeys((KEYS, TEXT, *COUNTERS), ())
         row = shapes.get(part, self._variables[0].shape[1:])
         self.shape = tf.TensorShape([None, *row])
         self.workers = rows.replicas.workers
@@ -85,6 +91,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             RuntimeError: another thread changed the keys meanwhile.
         """
         rows, part = self._rows, self._part
+        if part == TEXT:
+            return self._texts_of(np.sort(self._all(KEYS)))
         if part in (KEYS, CANDIDATES):
             found = self._all(part)
             return found[np.argsort(found if part == KEYS else found[:, 0])]
@@ -92,6 +100,10 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         found, keys = self._all(part), self._all(KEYS)
         rows.require_moment(moment, f"its {part} were read")
         return found[np.argsort(keys)]
+
+    def _texts_of(self, keys: np.ndarray) -> np.ndarray:
+        assert self._rows.texts is not None
+        return self._rows.texts.of(keys)
 
     def _all(self, part: str) -> np.ndarray:
         """Returns a part of all shards, shard after shard, by row in each."""
@@ -212,7 +224,13 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             # get these rows: the next delta has them, and keys that come back.
             live = [s.live(k) for s, k in zip(rows.shards, some, strict=True)]
             save.shared[rows] = moment, live
-        return self._slices(key, save, changed, *save.shared[rows])
+        moment, live = save.shared[rows]
+        if self._part == TEXT:
+            # Now: in the background keys may lose their texts.
+            keys = np.concatenate([each.keys for each in live])
+            key = key if changed is None else in_delta(key)
+            return iter([TensorSlice(key, _as_strings(self._texts_of(keys)))])
+        return self._slices(key, save, changed, moment, live)
 
     def _slices(
         self,
@@ -304,7 +322,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
 
 def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
-    """Reads keys, counters and candidates, for `TableKeys.restore_keys`.
+    """Reads keys, counters, candidates, texts, for `TableKeys.restore_keys`.
 
     Raises:
         ValueError: the keys are invalid, or a shard has no room for its own.
@@ -325,6 +343,9 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
             known[name] = _checked_integers(
                 name, reader.read(there).numpy(), len(keys), where
             )
+    there = sibling(key, TEXT)
+    if rows.texts is not None and there in reader.shapes:
+        known[TEXT] = _checked_texts(reader, there, keys, where)
     rows.take(keys, known, reader.prefix)
 
 
@@ -352,3 +373,34 @@ def _checked_integers(
     if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
         raise ValueError(f"{what}: candidates must all differ.")
     return values.astype(np.int64)
+
+
+def _checked_texts(
+    reader: BundleReader, name: str, keys: np.ndarray, what: str
+) -> np.ndarray:
+    """Reads the texts of keys, [n] of bytes; errors name the table as `what`.
+
+    Raises:
+        ValueError: the shape or dtype is wrong, or a text is another key's.
+    """
+    shape, dtype = reader.shapes[name], reader.dtypes[name]
+    if shape != [len(keys)] or dtype != tf.string:
+        raise ValueError(
+            f"{what}: {TEXT} must be strings of shape [{len(keys)}], one for "
+            f"each key, got {dtype.name} of shape {shape}."
+        )
+    texts = reader.read(name).numpy() if len(keys) else np.zeros([0], object)
+    other = fingerprints(_as_strings(texts)).numpy() != keys
+    other &= texts != UNKNOWN
+    if other.any():
+        place = int(np.argmax(other))
+        raise ValueError(
+            f"{what}: the text {texts[place]!r:.80} is not of its key, number "
+            f"{place}, {keys[place]}: its fingerprint is another one."
+        )
+    return texts
+
+
+def _as_strings(texts: np.ndarray) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.constant(texts, tf.string)

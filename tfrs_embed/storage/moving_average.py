@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.rows import FALLBACK, Rows, scatter
+from tfrs_embed.checkpoint.rows import FALLBACK, KEYS, Rows, scatter
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.dynamic_table import remove_keys
 from tfrs_embed.storage.table_state import TableState
 
 
@@ -46,7 +47,9 @@ def _check(mine: TableState, other: TableState) -> None:
         raise ValueError(f"{where}: the other table has another shape or keys.")
     if mine.spec.keys is not None:
         keyed, theirs = cast(Any, mine), cast(Any, other)
-        keyed.built("assign_moving_average").require_room(theirs.keys())
+        keyed.built("assign_moving_average").require_room(
+            theirs.variables[KEYS].numpy()
+        )
     dtype = tf.as_dtype(mine.spec.dtype)
     if dtype.size < 4:
         raise ValueError(
@@ -98,8 +101,8 @@ def _average_keys(mine: Any, other: Any, rate: float) -> None:
 
     New keys get the other's rows.
     """
-    keys, known = other.keys(), mine.keys()
-    mine.remove(np.setdiff1d(known, keys))
+    keys, known = (each.variables[KEYS].numpy() for each in (other, mine))
+    remove_keys(mine.built("assign_moving_average"), np.setdiff1d(known, keys))
     dim = mine.spec.dim
     for start, size in blocks([len(keys), dim], tf.float32):
         some = keys[start : start + size]
@@ -108,3 +111,5 @@ def _average_keys(mine: Any, other: Any, rate: float) -> None:
         before = mine.variables[PARAMETERS].collect_rows(some[old])
         rows[old] = blend(before, rows[old], rate)
         mine.assign_numbers(some, tf.constant(rows))
+    if mine.key_texts is not None and other.key_texts is not None:
+        mine.key_texts.learn(keys, other.keys())

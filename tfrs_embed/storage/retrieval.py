@@ -30,10 +30,11 @@ from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.sharded import Part
 
 if TYPE_CHECKING:
+    from tfrs_embed.storage.key_texts import KeyTexts
     from tfrs_embed.storage.keyed_shard import KeyedShard
     from tfrs_embed.storage.row_store import RowStore
 
-#: Scores, [batch, k] float32, and ids, [batch, k] int64.
+#: Scores, [batch, k] float32, and ids, [batch, k] int64, or texts of keys.
 Best = tuple[tf.Tensor, tf.Tensor]
 
 
@@ -47,6 +48,7 @@ class Retrievable(Protocol):
     sources: Sequence[tuple[Part, Any]]
     exchange: Exchange | None
     hashed_by: str | None
+    key_texts: KeyTexts | None
 
     def top_k(self, queries: Any, k: int, exclude: Any = None) -> Best: ...
 
@@ -98,7 +100,8 @@ class TopK:
             k: how many ids to retrieve; None: as many as declared.
 
         Returns:
-            Scores, [batch, k] float32, and ids, [batch, k] int64.
+            Scores, [batch, k] float32, and ids, [batch, k] int64; strings of a
+            table that keeps the text of its keys.
         """
         return self._table.top_k(queries, self._k if k is None else k)
 
@@ -113,7 +116,8 @@ class TopK:
             k: how many ids to retrieve; None: as many as declared.
 
         Returns:
-            Scores, [batch, k] float32, and ids, [batch, k] int64.
+            Scores, [batch, k] float32, and ids, [batch, k] int64; strings of a
+            table that keeps the text of its keys.
         """
         k = self._k if k is None else k
         return self._table.top_k(queries, k, exclusions)
@@ -291,10 +295,24 @@ def retrieve(state: Retrievable, queries: Any, k: int, exclude: Any) -> Best:
     scores, ids = checks.guard([scores, ids])
     if exclude is not None:
         scores, ids = ops.leave_out(scores, ids, exclude, k)
-    none = tf.constant(-1, tf.int64)
-    ids = tf.where(tf.equal(scores, ops.NONE), none, ids)
+    is_none = tf.equal(scores, ops.NONE)
+    texts_of = _texts_of(state)
+    if texts_of is None:
+        ids = tf.where(is_none, tf.constant(-1, tf.int64), ids)
+    else:
+        ids = tf.where(is_none, tf.constant(""), texts_of(ids))
     shape = [queries.shape[0], k]
     return tf.ensure_shape(scores, shape), tf.ensure_shape(ids, shape)
+
+
+def _texts_of(state: Retrievable) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """Returns what finds the texts of keys; None: the table keeps none."""
+    if state.key_texts is None:
+        return None
+    served = SERVED_TABLES.get()
+    if served is None:
+        return state.key_texts.lookup
+    return served.of_state(state).texts_of
 
 
 def _checked_queries(where: str, queries: Any, dim: int) -> tf.Tensor:

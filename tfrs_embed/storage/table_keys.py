@@ -19,12 +19,14 @@ from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     FREQUENCY,
     LAST_USED,
+    TEXT,
 )
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.key_rules import ABSENT, LiveKeys, eviction_order
+from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_shard import KeyedShard
 
 #: The counters of keys with rows, each [n] int64.
@@ -51,7 +53,10 @@ class TableKeys:
         rules: when keys of each shard get and lose rows.
         source: the checkpoint from which new keys were last taken.
         num_taken: the number of these keys.
+        texts: the texts of this process's keys; None: they aren't kept.
     """
+
+    texts: KeyTexts | None = None
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class TableKeys:
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
         # Keys that were taken and not yet restored, in the checkpoint's order,
-        # with counters and candidates by name.
+        # with counters, candidates and texts by name.
         self._taken: tuple[np.ndarray, Mapping[str, np.ndarray]] | None = None
         # The largest restored step of last use, until `count_from_step`.
         self._newest = 0
@@ -145,8 +150,8 @@ class TableKeys:
     ) -> np.ndarray:
         """Replaces all keys, [n] int64; returns which found room, [n] bool.
 
-        Those find room that are evicted last. `known` has counters and
-        candidates by name. Missing counters are zeros.
+        Those find room that are evicted last. `known` has counters,
+        candidates and texts by name. Missing counters are zeros.
         """
         zeros = np.zeros(len(keys), np.int64)
         given = LiveKeys(keys, None, *(known.get(n, zeros) for n in COUNTERS))
@@ -165,6 +170,10 @@ class TableKeys:
                 candidates[shard_of_candidate == rank],
             )
         kept: np.ndarray = shard_of >= 0
+        if self.texts is not None:
+            self.texts.keep_only(keys[kept])
+            if TEXT in known:
+                self.texts.learn(keys, known[TEXT])
         if self.replicas.workers > 1:
             self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept

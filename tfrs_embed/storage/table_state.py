@@ -34,13 +34,15 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.initial_values import initial_blocks
 
 if TYPE_CHECKING:
+    from tfrs_embed.storage.key_texts import KeyTexts
     from tfrs_embed.storage.retrieval import Exchange
 
 
 #: What can be set; other names would have no effect.
 _ATTRIBUTES = frozenset(
     {
-        *("exchange", "freezing", "hashed_by", "known_since", "layer"),
+        *("exchange", "freezing", "hashed_by", "key_texts", "known_since"),
+        "layer",
         *("moments", "restored_from", "rule_slots", "saved", "sources"),
         *("spec", "strategy", "trainable", "variables"),
     }
@@ -87,9 +89,11 @@ class TableState(Trackable, TrackedTable):
         layer: returns the layer whose table it is, as long as it lives.
         freezing: which tables of its engine are frozen; None: a Keras layer or
             a TPU holds the table.
+        key_texts: the texts of string keys; None: the table keeps none.
     """
 
     freezing: Freezing | None = None
+    key_texts: KeyTexts | None = None
 
     layer: Callable[[], Any]
     exchange: Exchange | None = None
@@ -324,9 +328,11 @@ class TableState(Trackable, TrackedTable):
 
         Returns:
             Scores, [batch, k] float32, descending; and ids, [batch, k] int64,
-            or keys as `keys()` returns them. Equal scores are in the order of
-            ids. If fewer than k are left of a table beside the excluded ones,
-            minus infinity and -1 follow. Scores that are NaN are left out, too.
+            or keys as `keys()` returns them, strings if the table keeps their
+            text. Equal scores are in the order of ids, of strings of their
+            fingerprints. If fewer than k are left of a table beside the
+            excluded ones, minus infinity and -1, or "", follow. Scores that are
+            NaN are left out, too.
 
         Raises:
             ValueError: the table has fewer than k rows, or isn't made yet, or

@@ -68,6 +68,9 @@ class KeyReport:
         spill: of a table with a spill, the number of "keys" in its files, the
             files' "bytes", and how many rows were "written" there and
             "returned"; None: it has none.
+        text: of a table that keeps the text of its keys, the number of its
+            "keys" with text and of those "unknown", and the texts' "bytes";
+            None: it keeps none.
     """
 
     size: int
@@ -79,6 +82,7 @@ class KeyReport:
     top_share: float
     top_shares: dict[float, float] = dataclasses.field(default_factory=dict)
     spill: dict[str, int] | None = None
+    text: dict[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
