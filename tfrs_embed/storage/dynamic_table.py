@@ -14,7 +14,7 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
 )
 from tfrs_embed.compat.arguments import integer_or_none
-from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
+from tfrs_embed.configs.dynamic_keys import are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
@@ -24,12 +24,13 @@ from tfrs_embed.storage.key_rules import (
     SPILLED,
     LiveKeys,
     eviction_order,
+    is_expired,
 )
 from tfrs_embed.storage.key_table import KeyNumbers
 from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.sharded import Part
-from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
+from tfrs_embed.storage.table_keys import TableKeys
 from tfrs_embed.storage.table_state import TableState, as_numbers
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
@@ -46,9 +47,11 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. Strings are saved as their fingerprints. An
-    `All2AllDenseEmbedding` that never removes keys saves no counters and no
-    candidates.
+    the step of the last one. A table whose rule counts in time has
+    `<table>/last_used_time`, in microseconds since 1970, in the place of
+    `<table>/last_used`, and such times in `<table>/candidates`. Strings are
+    saved as their fingerprints. An `All2AllDenseEmbedding` that never removes
+    keys saves no counters and no candidates.
     """
 
     def expose(self, stores: Sequence[KeyedRows], step: Any) -> None:
@@ -67,14 +70,13 @@ class DynamicTable(TableState):
         self.sources = [(Part(range(0)), store) for store in stores]
         self.exchange = exchange
         self._rows = TableKeys(self.spec, shards, shared, step)
-        self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
         assert self.spec.keys is not None
         counted = are_counted(self.spec.keys)
         # Keys come first: the other parts belong to them.
         parts = [KEYS, *self._rows.names]
-        for part in parts + [*COUNTERS, CANDIDATES] * counted:
+        for part in parts + [*self._rows.counters, CANDIDATES] * counted:
             self.add(
                 part,
                 KeyedVariable(self.spec.name, part, self._rows, self.strategy),
@@ -141,6 +143,11 @@ class DynamicTable(TableState):
             self.restored_from = None
 
     @property
+    def counts_in_time(self) -> bool:
+        """Whether the eviction rule is in time, and last uses are times."""
+        return self.built("the rules").rules.by_time
+
+    @property
     def size(self) -> int:
         """The number of keys with rows."""
         return sum(self.built("size").numbers("size"))
@@ -188,7 +195,7 @@ class DynamicTable(TableState):
 
     def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         rows = self.built("assign")
-        rows.add(ids, int(np.asarray(self._step)))
+        rows.add(ids)
         rows.write_for(PARAMETERS, ids, vectors)
 
     def give_rows(self, keys: Any) -> None:
@@ -232,7 +239,7 @@ class DynamicTable(TableState):
 
         Args:
             count: how many keys. None: the expired ones, if the eviction rule
-                is a `TimeToLive`.
+                is, or begins with, a `TimeToLive`.
 
         Returns:
             The number of this process's keys that lost their rows.
@@ -243,20 +250,19 @@ class DynamicTable(TableState):
         """
         rows = self.built("evict")
         where = f"Table '{self.spec.name}'"
-        rule = self.spec.keys.eviction  # type: ignore[union-attr]
-        if rule is None:
+        if self.spec.keys.eviction is None:  # type: ignore[union-attr]
             raise ValueError(f"{where} has eviction=None: it evicts nothing.")
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
-        if count is None and not isinstance(rule, TimeToLive):
+        if count is None and not rows.rules.ttl:
             raise ValueError(f"{where}: say how many keys to evict.")
         keys, *counters = (
-            self.variables[name].numpy() for name in (KEYS, *COUNTERS)
+            self.variables[name].numpy() for name in (KEYS, *rows.counters)
         )
-        known = LiveKeys(keys, None, *counters)
-        if isinstance(rule, TimeToLive) and count is None:
-            evicted = int(np.asarray(self._step)) - known.last_used > rule.steps
+        known, now = LiveKeys(keys, None, *counters), rows.now()
+        if count is None:
+            evicted = is_expired(rows.rules, known.last_used, now)
         else:
-            evicted = eviction_order(rows.rules.policy, known)[:count]
+            evicted = eviction_order(rows.rules, known, now)[:count]
         return remove_keys(rows, keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:

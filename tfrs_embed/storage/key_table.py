@@ -253,12 +253,13 @@ class KeyTable:
         """Returns the rows that `commit` would give; changes nothing visible.
 
         Keys may repeat. `counts`, [n] int64, are each entry's occurrences; 0
-        does not count; None means 1 each. `step`, a scalar int64, is the step's
-        number. Without a commit between them, a second call returns other free
-        rows than the first, if there are enough.
+        does not count; None means 1 each. `step`, [2] int64, is the step's
+        number, and its time in microseconds since 1970; or a scalar, its number
+        alone, if no table counts in time. Without a commit between them, a
+        second call returns other free rows than the first, if there are enough.
         """
         given = _given(table_of), _or_none(counts)
-        return KeyRows(*self._run("reserve", keys, *given, step))
+        return KeyRows(*self._run("reserve", keys, *given, _moment(step)))
 
     def commit(
         self,
@@ -274,7 +275,7 @@ class KeyTable:
         reserved rows: hints, without which it takes longer.
         """
         given = _given(table_of), _or_none(counts)
-        return KeyRows(*self._run("commit", keys, *given, rows, step))
+        return KeyRows(*self._run("commit", keys, *given, rows, _moment(step)))
 
     def info(self) -> tf.Tensor:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
@@ -308,8 +309,8 @@ class KeyTable:
         Keys are unique; they and their counters are [n] int64. The first
         `in_memory`, at most `max_capacity`, get the rows in memory from
         `FIRST_ROW` on, the others go to the spill; None: all are in memory.
-        Candidates, [c, 3], are unique keys, numbers of occurrences and steps of
-        last use. Those that are keys with rows are left out, then those seen
+        Candidates, [c, 3], are unique keys, numbers of occurrences and moments
+        of last use. Those that are keys with rows are left out, then those seen
         longest ago if there are too many, and all without a threshold. Returns
         the version to publish.
         """
@@ -340,6 +341,12 @@ def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int64) if counts is None else counts
 
 
+def _moment(step: tf.Tensor) -> tf.Tensor:
+    """Returns a step's number and time, [2] int64."""
+    step = tf.convert_to_tensor(step, tf.int64)
+    return step if step.shape.rank else tf.stack([step, 0])
+
+
 def _given(table_of: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int32) if table_of is None else table_of
 
@@ -358,6 +365,9 @@ def _make_handle(
         seed=seed - 2**64 if seed >= 2**63 else seed,
         policy=rules.policy,
         ttl=rules.ttl,
+        half_life=0,
+        by_time=rules.by_time,
+        floor=rules.max_capacity,
         evicts=rules.evicts,
         **(spill.attributes() if spill else {}),
     )

@@ -6,14 +6,20 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
-from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    FREQUENCY,
+    KEYS,
+    LAST_TIME,
+    LAST_USED,
+)
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The ranks of the int64 variables of a table of keys, by name.
-_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
+_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, LAST_TIME: 1, CANDIDATES: 2}
 
 
 def find_tables(saved: SavedObjects, found: Contents) -> None:
