@@ -101,9 +101,12 @@ class TableCase:
             keys.admission if isinstance(keys.admission, kind) else None
             for kind in kinds
         )
-        lives = isinstance(keys.eviction, tfrs_embed.TimeToLive)
+        rules = keys.rules
+        spans = [r for r in rules if not isinstance(r, str)]
+        lives = [r for r in spans if isinstance(r, tfrs_embed.TimeToLive)]
         grows = keys.when_full == "grow"
-        named = keys.eviction if isinstance(keys.eviction, str) else "none"
+        named = [r for r in rules if isinstance(r, str)]
+        policy = [*named, "lru" if lives else "none"][0]
         return types.SimpleNamespace(
             capacity=self.rows,
             max_capacity=(keys.max_rows or 2**40) if grows else self.rows,
@@ -111,9 +114,10 @@ class TableCase:
             threshold=frequency.threshold if frequency else 0,
             probability=probability.probability if probability else 1.0,
             seed=self.seed,
-            policy="ttl" if lives else named,
-            ttl=keys.eviction.steps if lives else 0,
-            evicts=keys.when_full != "error" and (lives or named != "none"),
+            policy=policy,
+            ttl=sum(r.length for r in lives),
+            by_time=any(r.by_time for r in spans),
+            evicts=keys.when_full != "error" and bool(rules),
         )
 
     def initial(self, place):
@@ -315,14 +319,10 @@ class Tables:
 
     def evict(self, name, count):
         """The table's `evict`; returns how many went."""
-        keys, rules = self.keys[name], self.keys[name].rules
-        by_score = sorted(keys.live, key=keys._score)
+        keys, now = self.keys[name], self.reference.step
         if count is None:
-            age = {
-                k: self.reference.step - s.last for k, s in keys.live.items()
-            }
-            by_score = [k for k in by_score if age[k] > rules.ttl]
-        gone = keys.remove(by_score[:count], evicted=True)
+            count = keys.expired(now)
+        gone = keys.remove(keys.order(now)[:count], evicted=True)
         self.forget(name, gone)
         return len(gone)
 

@@ -45,7 +45,7 @@ class Seen:
     """What is known of a key."""
 
     frequency: int
-    last: int  # The step of its last use.
+    last: int  # The step, or the time, of its last use.
 
 
 @dataclasses.dataclass
@@ -77,6 +77,7 @@ class ReferenceKeys:
         self.capacity = rules.capacity
         self.live: dict[int, Seen] = {}
         self.candidates: dict[int, Seen] = {}
+        self.newest = -(2**63)  # The time of a step, in microseconds.
         self.last = [0, 0, 0, 0]
         self.total = [0, 0, 0, 0]
 
@@ -84,30 +85,36 @@ class ReferenceKeys:
         """Admitted, evicted, rejected, hits: of the last step, then of all."""
         return [*self.last, *self.total]
 
-    def plan(self, keys, counts, step):
+    def plan(self, keys, counts, step, time=0):
         """Says what `commit` would do."""
-        return self._decide(_sum(keys, counts), step)[0]
+        now = self.moment(step, time)
+        return self._decide(_sum(keys, counts), step, now)[0]
 
-    def commit(self, keys, counts, step):
+    def moment(self, step, time):
+        """A step, or its time, which a clock that goes back doesn't change."""
+        return max(time, self.newest) if self.rules.by_time else step
+
+    def commit(self, keys, counts, step, time=0):
         """Counts a step's keys, evicts and admits; returns what it did."""
-        used = _sum(keys, counts)
-        outcome, capacity = self._decide(used, step)
+        used, now = _sum(keys, counts), self.moment(step, time)
+        outcome, capacity = self._decide(used, step, now)
         if outcome.lacking:
             return outcome
+        self.newest = now
         self.capacity = capacity
         for key in outcome.evicted:
             del self.live[key]
         for key, occurrences in used.items():
             if key in outcome.known:
                 self.live[key].frequency += occurrences
-                self.live[key].last = step
+                self.live[key].last = now
             elif key in outcome.admitted:
                 before = self.candidates.pop(key, Seen(0, 0))
-                self.live[key] = Seen(before.frequency + occurrences, step)
+                self.live[key] = Seen(before.frequency + occurrences, now)
             elif self.rules.threshold:
                 seen = self.candidates.setdefault(key, Seen(0, 0))
                 seen.frequency += occurrences
-                seen.last = step
+                seen.last = now
         self._forget_candidates()
         self.last = [
             len(outcome.admitted),
@@ -138,6 +145,10 @@ class ReferenceKeys:
             self.candidates = {
                 key: seen for key, seen in candidates.items() if key not in live
             }
+        self.newest = max(
+            [-(2**63)]
+            + [seen.last for seen in [*live.values(), *candidates.values()]]
+        )
         self._forget_candidates()
 
     def _forget_candidates(self):
@@ -158,7 +169,7 @@ class ReferenceKeys:
             return uniform(rules.seed, key, step) < chance
         return True
 
-    def _decide(self, used, step):
+    def _decide(self, used, step, now):
         """The outcome of a step, and the capacity after it."""
         rules = self.rules
         known = {key for key in used if key in self.live}
@@ -173,26 +184,43 @@ class ReferenceKeys:
         def need():
             return len(self.live) - len(evicted) + len(admitted) - capacity
 
-        def evict_some(keys):
-            evicted.update(sorted(keys, key=self._score)[: max(0, need())])
+        def evict_some(keys, score):
+            evicted.update(sorted(keys, key=score)[: max(0, need())])
 
         unused = set(self.live) - known
-        if rules.policy == "ttl":
-            evict_some(k for k in unused if self._is_expired(k, step))
+        expired = {k for k in unused if self._is_expired(k, now)}
+        evict_some(expired, self._age)
         while need() > 0 and capacity < rules.max_capacity:
             capacity = min(2 * capacity, rules.max_capacity)
         if rules.evicts and rules.policy != "none":
-            evict_some(unused - evicted)
+            evict_some(unused - evicted, self._score)
         return Outcome(max(0, need()), known, admitted, evicted), capacity
 
-    def _is_expired(self, key, step):
-        return step - self.live[key].last > self.rules.ttl
+    def order(self, now):
+        """All keys with rows, in the order in which they would be evicted."""
+        expired = {k for k in self.live if self._is_expired(k, now)}
+        others = set(self.live) - expired
+        return [
+            *sorted(expired, key=self._age),
+            *sorted(others, key=self._score),
+        ]
+
+    def expired(self, now):
+        """The number of keys that have expired."""
+        return sum(self._is_expired(key, now) for key in self.live)
+
+    def _is_expired(self, key, now):
+        ttl = self.rules.ttl
+        return ttl > 0 and now - self.live[key].last > ttl
+
+    def _age(self, key):
+        return self.live[key].last, key
 
     def _score(self, key):
         seen = self.live[key]
         if self.rules.policy == "lfu":
             return seen.frequency, seen.last, key
-        return seen.last, key
+        return self._age(key)
 
 
 def _sum(keys, counts):

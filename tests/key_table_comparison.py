@@ -20,8 +20,11 @@ POLICIES = [
     {"policy": "none"},
     {"policy": "lru", "evicts": True},
     {"policy": "lfu", "evicts": True},
-    {"policy": "ttl", "ttl": 3, "evicts": True},
-    {"policy": "ttl", "ttl": 2},
+    {"policy": "lru", "ttl": 3, "evicts": True},
+    {"policy": "lru", "ttl": 2},
+    {"policy": "lfu", "ttl": 3, "evicts": True},
+    {"policy": "lru", "ttl": 3, "by_time": True, "evicts": True},
+    {"policy": "lfu", "ttl": 4, "by_time": True, "evicts": True},
 ]
 ADMISSIONS = [
     {},
@@ -47,7 +50,10 @@ def candidates_of(table):
 
 
 class Compared:
-    """A table and the reference, which are given the same and must agree."""
+    """A table and the reference, which are given the same and must agree.
+
+    A step is its number, or its number and its time.
+    """
 
     def __init__(self, rules):
         self.rules = rules
@@ -62,7 +68,7 @@ class Compared:
         assert found == [self.rows.get(key, ABSENT) for key in keys]
 
     def plan(self, keys, counts, step):
-        expected = self.reference.plan(keys, counts, step)
+        expected = self.reference.plan(keys, counts, *np.ravel(step).tolist())
         before = self.table.numbers().physical
         plan = self.table.reserve(
             int64(keys), counts if counts is None else int64(counts), step
@@ -91,7 +97,7 @@ class Compared:
     def commit(self, keys, counts, step, hints=None):
         if hints is None:
             hints = [self.hints.get(key, ABSENT) for key in keys]
-        expected = self.reference.commit(keys, counts, step)
+        expected = self.reference.commit(keys, counts, *np.ravel(step).tolist())
         before = set(self.table.export().keys.numpy().tolist())
         commit = self.table.commit(
             int64(keys),
@@ -205,10 +211,12 @@ def run_random_stream(rng, capacity, steps):
         )
     )
     size = int(rng.integers(1, 2 * capacity + 1))
-    step = 0
+    number = time = 0
     for _ in range(steps):
-        step += int(rng.choice([1, 1, 1, 1, 0, 9, -3]))
-        keys = rng.zipf(1.2, size) % (4 * capacity) + capacity * step // 8
+        number += int(rng.choice([1, 1, 1, 1, 0, 9, -3]))
+        time += int(rng.choice([1, 1, 2, 0, 7, -9]))
+        step = [number, time]
+        keys = rng.zipf(1.2, size) % (4 * capacity) + capacity * number // 8
         extreme = rng.random(size) < 0.02
         keys[extreme] = rng.choice(EXTREME, np.sum(extreme))
         keys = keys.tolist()

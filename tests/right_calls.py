@@ -564,6 +564,9 @@ def key_table_arguments(**other):
         "seed": 1,
         "policy": "lru",
         "ttl": 0,
+        "half_life": 0,
+        "by_time": False,
+        "floor": 2,
         "evicts": True,
         **other,
     }
@@ -601,7 +604,7 @@ class Keys:
             "table_of": NO_TABLES,
             "counts": NO_COUNTS,
             "rows": np.zeros_like(keys),
-            "step": np.int64(step),
+            "step": i64([step, 0]),
             "memory": [v.handle for v in self.state],
         }
 
@@ -735,7 +738,7 @@ def reserve():
         keys=i64([10, 30]),
         table_of=NO_TABLES,
         counts=i64([1, 2]),
-        step=np.int64(2),
+        step=i64([2, 0]),
     )
 
 

@@ -508,6 +508,128 @@ def test_what_does_not_fit_together_changes_nothing(
         later.build(None)
 
 
+DAY = 86_400
+IN_DAYS = DynamicKeys(
+    admission=FrequencyAdmission(2), eviction=TimeToLive(days=30)
+)
+
+
+@pytest.mark.usefixtures("both_implementations")
+class TestTime:
+    """Tables whose rules are in time, with a simulated clock."""
+
+    @pytest.fixture(autouse=True)
+    def days(self):
+        days = [1000]
+        with tfrs_embed.testing.simulated_clock(lambda: DAY * days[0]):
+            yield days
+
+    def used(self, layer):
+        """Each key's last use in days, and that of each candidate."""
+        variables = layer.tables["ids"].variables
+        times = variables["last_used_time"].numpy() / (DAY * 1e6)
+        seen = variables["candidates"].numpy()
+        return (
+            dict(zip(layer.tables["ids"].keys().tolist(), times, strict=True)),
+            dict(
+                zip(seen[:, 0].tolist(), seen[:, 2] / (DAY * 1e6), strict=True)
+            ),
+        )
+
+    def trained(self, days, **options):
+        """Keys 1 and 2 with rows, used on days 1000 and 1020, 9 without."""
+        layer = train(make(keys=IN_DAYS, **options), [1, 1])
+        days[0] += 20
+        return train(layer, [2, 2, 9])
+
+    def test_a_checkpoint_keeps_times(self, tmp_path, days):
+        path = save(self.trained(days), tmp_path)
+        days[0] = 1031
+        layer = make(keys=IN_DAYS)
+        restore(layer, path)
+        layer.build(None)
+        assert self.used(layer) == ({1: 1000, 2: 1020}, {9: 1020})
+        assert layer.evict("ids") == 1
+        assert layer.tables["ids"].keys().tolist() == [2]
+
+    @nightly(without_kernels)
+    def test_a_clock_that_goes_back_expires_nothing(self, tmp_path, days):
+        layer = self.trained(days, rows=2)
+        days[0] = 3
+        assert layer.evict("ids") == 0
+        train(layer, [2, 7, 7])
+        assert self.used(layer)[0] == {2: 1020, 7: 1020}
+        path = save(layer, tmp_path)
+        with pytest.raises(ValueError, match=r"'ids'.*more than a day after"):
+            restore(layer, path)
+        days[0] = 1019.5
+        restore(layer, path)
+        assert self.used(layer)[0] == {2: 1020, 7: 1020}
+
+    @nightly(without_kernels)
+    def test_times_in_the_future_are_refused(self, days):
+        layer = self.trained(days)
+        variables = layer.tables["ids"].variables
+        before = state(layer)
+        late = int(1022 * DAY * 1e6)
+        for name, value in (
+            ("last_used_time", [0, late]),
+            ("candidates", [[4, 1, late]]),
+        ):
+            with pytest.raises(ValueError, match="more than a day after"):
+                variables[name].assign(np.array(value))
+        assert_same(state(layer), before)
+
+    @nightly(without_kernels)
+    def test_steps_become_times(self, tmp_path, days):
+        path = save(trained(), tmp_path)
+        layer = make(keys=IN_DAYS)
+        restore(layer, path)
+        layer.build(None)
+        keys, candidates = self.used(layer)
+        ages = {k: round((days[0] - v) * DAY) for k, v in keys.items()}
+        assert ages == {1: 3, 2: 0, 5: 2, -7: 1}
+        ages = {k: round((days[0] - v) * DAY) for k, v in candidates.items()}
+        assert ages == {4: 1, 9: 1}
+        train(layer, [1])
+        assert self.used(layer)[0][1] == 1000
+
+    @nightly(without_kernels)
+    def test_nothing_expires_by_another_unit(self, tmp_path, days):
+        path = save(trained(), tmp_path)
+        soon = DynamicKeys(eviction=TimeToLive(seconds=2))
+        layer = make(keys=soon)
+        restore(layer, path)
+        layer.build(None)
+        assert layer.evict("ids") == 0
+        days[0] += 1 / DAY
+        assert layer.evict("ids") == 2  # 1 and 5.
+
+    @nightly(without_kernels)
+    @BUILT
+    def test_times_become_steps(self, tmp_path, days, built):
+        path = save(self.trained(days), tmp_path)
+        layer = make(keys=DynamicKeys(eviction=TimeToLive(9_000_000)))
+        if built:
+            layer.build(None)
+        restore(layer, path)
+        layer.build(None)
+        variables = layer.tables["ids"].variables
+        np.testing.assert_array_equal(
+            variables["last_used"].numpy(), [2 - 20 * DAY, 2]
+        )
+        train(layer, [2])
+        np.testing.assert_array_equal(
+            variables["last_used"].numpy(), [2 - 20 * DAY, 3]
+        )
+
+    def test_a_checkpoint_with_both_units_is_refused(self, tmp_path):
+        both = {**GOOD, "last_used_time": GOOD["last_used"]}
+        path = save(plain(**both), tmp_path)
+        with pytest.raises(ValueError, match="both steps and times"):
+            restore(trained(), path)
+
+
 @nightly(without_kernels)
 @pytest.mark.usefixtures("both_implementations")
 @pytest.mark.parametrize("rule", ["lru", "lfu"])

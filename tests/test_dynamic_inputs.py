@@ -16,6 +16,7 @@ from tfrs_embed import (
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.configs import serialization
 from training_helpers import assert_same, state
 
 pytestmark = on("keras:3", tier="nightly")
@@ -63,6 +64,34 @@ BAD_RULES = [
     ),
     (lambda: ProbabilisticAdmission("x"), TypeError, "probability .* 'x'"),
     (lambda: TimeToLive(0), ValueError, "steps must be an integer >= 1, got 0"),
+    (lambda: TimeToLive(), ValueError, "one of steps, days.* got none"),
+    (lambda: TimeToLive(3, days=1), ValueError, "one of steps, days.*days"),
+    (lambda: TimeToLive(days=-1), ValueError, "days must be above 0, got -1"),
+    (lambda: TimeToLive(hours=np.inf), ValueError, "hours must be finite"),
+    (lambda: TimeToLive(seconds="1"), TypeError, "seconds must be a number"),
+    (lambda: TimeToLive(seconds=1e-4), ValueError, "from 0.001 seconds"),
+    (lambda: TimeToLive(days=1e300), ValueError, "to 100,000 days, got 1e"),
+    (lambda: DynamicKeys(eviction=()), ValueError, "two rules if the first"),
+    (
+        lambda: DynamicKeys(eviction=("lfu", TimeToLive(3))),
+        ValueError,
+        "two rules if the first is a TimeToLive",
+    ),
+    (
+        lambda: DynamicKeys(eviction=(TimeToLive(3), TimeToLive(4))),
+        ValueError,
+        "and the second isn't, got",
+    ),
+    (
+        lambda: DynamicKeys(eviction=(TimeToLive(3), None)),
+        TypeError,
+        "eviction must be .* got None",
+    ),
+    (
+        lambda: DynamicKeys(eviction=(TimeToLive(3), "lfu"), when_full="error"),
+        ValueError,
+        "eviction='lfu' would never evict",
+    ),
     (lambda: DynamicKeys(eviction="fifo"), ValueError, "'lru', 'lfu'.*'fifo'"),
     (lambda: DynamicKeys(eviction=5), TypeError, "'lru', 'lfu'.* got 5"),
     (lambda: DynamicKeys(eviction=TimeToLive), TypeError, "eviction must be"),
@@ -594,6 +623,8 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys("string", FrequencyAdmission(3), "lfu", candidates=7),
         DynamicKeys("uint8", ProbabilisticAdmission(0.25), TimeToLive(9)),
         DynamicKeys(when_full="grow", max_rows=50),
+        DynamicKeys(eviction=TimeToLive(days=30)),
+        DynamicKeys(eviction=(TimeToLive(hours=0.5), "LFU")),
     ]
     layer = layers.PartialTPUEmbedding(
         [
@@ -607,9 +638,17 @@ def test_a_layers_config_keeps_its_keys():
     stored = json.loads(json.dumps(layer.get_config()))
     other = type(layer).from_config(stored)
     assert other.get_config() == layer.get_config()
-    assert [t.spec.keys for t in (other.tables[f"t{i}"] for i in range(4))] == (
-        tables
-    )
+    assert [
+        t.spec.keys for t in (other.tables[f"t{i}"] for i in range(len(tables)))
+    ] == (tables)
+
+
+def test_a_config_of_a_time_to_live_in_steps_alone_is_read():
+    config = {"class": "TimeToLive", "steps": 7}
+    assert serialization.from_config(config) == TimeToLive(7)
+    assert repr(TimeToLive(7)) == "TimeToLive(steps=7)"
+    assert repr(TimeToLive(hours=2)) == "TimeToLive(hours=2.0)"
+    assert TimeToLive(days=2).length == 2 * 86_400_000_000
 
 
 def test_invalid_ids_of_keys_alone_name_padding():

@@ -196,7 +196,7 @@ def test_a_stream_of_calls(name):
         if number % 5 == 4:
             for table, keys in tables.keys.items():
                 count = int(rng.integers(0, 4))
-                if keys.rules.policy == "ttl" and number % 2:
+                if keys.rules.ttl and number % 2:
                     count = None
                 if keys.rules.policy != "none":
                     found = layer.tables[table].evict(count)

@@ -419,10 +419,13 @@ for value in (2**47, 2**60, 2**62, MAX):
     of_table("no room for", capacity=value, max_capacity=MAX)
     of_table("no room for", candidates=value, threshold=2)
 of_table("max_capacity 1 is less", max_capacity=1)
-for name in ("capacity", "candidates", "max_capacity"):
+of_table("floor 3 is above max_capacity 2", floor=3)
+of_table("half_life 5 doesn't fit the policy lru", half_life=5)
+of_table("half_life 0 doesn't fit the policy decay", policy="decay")
+for name in ("capacity", "candidates", "max_capacity", "floor"):
     of_table("minimum", **{name: 0})
     of_table("minimum", **{name: MIN})
-for name in ("threshold", "ttl"):
+for name in ("threshold", "ttl", "half_life"):
     of_table("minimum", **{name: -1})
 of_table("mru", policy="mru")
 for value in ([0], [-8], [16, 0], [2**30 + 1], [2**30, 1], [MAX, MAX], [MIN]):
@@ -492,8 +495,9 @@ for name in ("check", "publish"):
 for name in ("reserve", "commit_with_spill"):
     wrong(name, "1 counts for 2 keys", counts=i64([1]))
     wrong(name, "counts must be a vector", counts=i64([[1, 1]]))
-    for value in (i64([]), i64([1, 2])):
-        wrong(name, "step must be a scalar", step=value)
+    for value in (i64([]), i64([1]), i64([1, 2, 3])):
+        wrong(name, "step must be its number and its time", step=value)
+    wrong(name, "step must be a vector", step=np.int64(1))
 wrong("commit_with_spill", "1 rows for 2 keys", rows=i64([1]))
 for name in ("commit_with_spill", "fetch_spilled"):
     wrong(

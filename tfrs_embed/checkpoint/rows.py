@@ -34,6 +34,8 @@ KEYS = "keys"
 #: The names of the counters of keys in a `DynamicKeys` table.
 FREQUENCY = "frequency"
 LAST_USED = "last_used"
+#: The same, in microseconds since 1970, of a table that counts in time.
+LAST_TIME = "last_used_time"
 #: The name of the candidates: keys without rows, and their counters.
 CANDIDATES = "candidates"
 #: How the names of the rows begin that keys without a row share, and of their

@@ -8,6 +8,7 @@ If no row is free, the eviction rule takes rows from other keys.
 from __future__ import annotations
 
 import dataclasses
+import fractions
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,14 @@ KEY_DTYPES = (
 )
 #: Candidates per row, unless `candidates` says how many there may be.
 CANDIDATES_PER_ROW = 4
+
+#: The microseconds of each unit of time.
+MICROSECONDS = {
+    "days": 86_400_000_000,
+    "hours": 3_600_000_000,
+    "seconds": 1_000_000,
+}
+_SHORTEST, _LONGEST = 1_000, 100_000 * MICROSECONDS["days"]
 
 _WHEN_FULL = ("evict", "grow", "error", None)
 
@@ -94,30 +103,92 @@ class ProbabilisticAdmission:
         object.__setattr__(self, "probability", value)
 
 
-@dataclasses.dataclass(frozen=True)
-class TimeToLive:
-    """Lets keys expire that no training step used for a number of steps.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Span:
+    """A number of steps, or a time; the base of rules that have one."""
+
+    steps: int | None = None
+    days: float | None = dataclasses.field(default=None, kw_only=True)
+    hours: float | None = dataclasses.field(default=None, kw_only=True)
+    seconds: float | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        given = self._given()
+        if len(given) != 1:
+            raise ValueError(
+                f"{name} takes one of steps, days, hours and seconds, got "
+                f"{given or 'none'}."
+            )
+        [(unit, value)] = given.items()
+        if unit == "steps":
+            convert_fields(self, name, steps=integer)
+            return
+        convert_fields(self, name, **{unit: number})
+        if not _SHORTEST <= self.length <= _LONGEST:
+            raise ValueError(
+                f"{name}: {unit} must be from 0.001 seconds to 100,000 days, "
+                f"got {value!r}."
+            )
+
+    def __repr__(self) -> str:
+        [(unit, value)] = self._given().items()
+        return f"{type(self).__name__}({unit}={value!r})"
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it is a time."""
+        return self.steps is None
+
+    @property
+    def length(self) -> int:
+        """The number of steps, or of microseconds."""
+        if self.steps is not None:
+            return self.steps
+        [(unit, value)] = self._given().items()
+        # Integers divide exactly what floats would overflow.
+        return round(fractions.Fraction(value) * MICROSECONDS[unit])
+
+    def _given(self) -> dict[str, Any]:
+        units = ("steps", *MICROSECONDS)
+        found = {unit: getattr(self, unit) for unit in units}
+        return {k: v for k, v in found.items() if v is not None}
+
+
+class TimeToLive(Span):
+    """Lets keys expire that no training step used for some steps or some time.
 
     An expired key keeps its row until another key needs one: expired keys go
     first, before a table grows or a step fails. With `when_full="evict"` others
-    follow, the longest unused first. The table's `evict()` evicts all expired
-    keys.
+    follow, the longest unused first, or those that a second rule puts first:
+    see `DynamicKeys`. The table's `evict()` evicts all expired keys.
+
+    Take a time if steps come unevenly, or if the age of a key in days means
+    something; steps if runs are to be repeated exactly. A table that counts in
+    time reads the machine's clock once a step; checkpoints keep the times. If
+    the clock jumps back, the table's time stands still until the clock has
+    caught up.
 
     Example:
         >>> tfrs_embed.TimeToLive(steps=100_000)
         TimeToLive(steps=100000)
+        >>> tfrs_embed.TimeToLive(days=30)
+        TimeToLive(days=30.0)
 
     Attributes:
         steps: the number of steps, at least 1.
+        days: the time in days.
+        hours: the time in hours.
+        seconds: the time in seconds, at least 0.001.
 
     Raises:
-        ValueError: the number is not an integer >= 1.
+        ValueError: not exactly one of these is given, or it is out of range.
+        TypeError: a time is no number.
     """
 
-    steps: int
 
-    def __post_init__(self) -> None:
-        convert_fields(self, "TimeToLive", steps=integer)
+#: One rule of `DynamicKeys.eviction`.
+EvictionRule = str | TimeToLive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +216,10 @@ class DynamicKeys:
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
             least frequent, and of these the longest unused; a `TimeToLive`;
-            None. Among equal keys the smallest goes.
+            None. Among equal keys the smallest goes. Or two rules, a
+            `TimeToLive` and one of the others, such as
+            `(TimeToLive(days=30), "lfu")`: expired keys go first, the longest
+            unused first, then those that the second rule puts first.
         when_full: what a step does that needs more rows than there are: "evict"
             takes rows from other keys; "grow" doubles the rows, up to max_rows,
             and then evicts if there is an eviction rule; "error" fails and
@@ -177,7 +251,7 @@ class DynamicKeys:
 
     dtype: Any = tf.int64
     admission: FrequencyAdmission | ProbabilisticAdmission | None = None
-    eviction: str | TimeToLive | None = "lru"
+    eviction: EvictionRule | Sequence[EvictionRule] | None = "lru"
     when_full: str | None = None
     candidates: int | None = None
     max_rows: int | None = None
@@ -249,19 +323,44 @@ class DynamicKeys:
                 f"max_rows={self.max_rows} evicts none in a step."
             )
 
+    @property
+    def rules(self) -> tuple[EvictionRule, ...]:
+        """The rules of `eviction` in their order."""
+        if self.eviction is None:
+            return ()
+        if isinstance(self.eviction, tuple):
+            return self.eviction
+        return (self.eviction,)  # type: ignore[return-value]
+
+    @property
+    def by_time(self) -> bool:
+        """Whether last uses are times; else they are steps."""
+        return any(isinstance(r, Span) and r.by_time for r in self.rules)
+
+    def _two_rules(self, rules: Sequence[Any]) -> tuple[EvictionRule, ...]:
+        what = "DynamicKeys: eviction"
+        checked = tuple(map(_checked_rule, rules))
+        lives = [isinstance(rule, TimeToLive) for rule in checked]
+        if lives != [True, False]:
+            raise ValueError(
+                f"{what} takes two rules if the first is a TimeToLive and the "
+                f"second isn't, got {rules!r}."
+            )
+        spans = [rule for rule in checked if isinstance(rule, Span)]
+        if len({span.by_time for span in spans}) == 2:
+            raise ValueError(
+                f"{what}: a table counts in steps or in time, and {rules!r} "
+                "needs both."
+            )
+        return checked
+
     def _check_eviction(self) -> None:
         """Checks `eviction`, and sets `when_full`."""
         rule = self.eviction
-        what = "DynamicKeys: eviction"
-        if isinstance(rule, str):
-            rule = rule.lower()
-            choice(rule, ("lru", "lfu"), what)
-        elif not (rule is None or isinstance(rule, TimeToLive)):
-            raise TypeError(
-                f"{what} must be 'lru', 'lfu', a TimeToLive or None, got "
-                f"{rule!r}. A program with a rule of its own calls the table's "
-                "remove(keys)."
-            )
+        if isinstance(rule, (list, tuple)):
+            rule = self._two_rules(rule)
+        elif rule is not None:
+            rule = _checked_rule(rule)
         object.__setattr__(self, "eviction", rule)
         choice(self.when_full, _WHEN_FULL, "DynamicKeys: when_full")
         if self.when_full is None:
@@ -272,11 +371,27 @@ class DynamicKeys:
                 "DynamicKeys: when_full='evict' needs eviction='lru', 'lfu' or "
                 "a TimeToLive, got None, which evicts nothing."
             )
-        if self.when_full == "error" and isinstance(self.eviction, str):
-            raise ValueError(
-                f"DynamicKeys: eviction='{self.eviction}' would never evict "
-                "anything with when_full='error'. Leave one of them out."
-            )
+        if self.when_full == "error" and rule is not None:
+            last = self.rules[-1]
+            if not isinstance(last, TimeToLive):
+                raise ValueError(
+                    f"DynamicKeys: eviction={last!r} would never evict "
+                    "anything with when_full='error'. Leave one of them out."
+                )
+
+
+def _checked_rule(rule: Any) -> EvictionRule:
+    """Returns one rule of `DynamicKeys.eviction`, a string in lower case."""
+    what = "DynamicKeys: eviction"
+    if isinstance(rule, str):
+        return choice(rule.lower(), ("lru", "lfu"), what)
+    if isinstance(rule, TimeToLive):
+        return rule
+    raise TypeError(
+        f"{what} must be 'lru', 'lfu', a TimeToLive, two of these, or None, "
+        f"got {rule!r}. A program with a rule of its own calls the table's "
+        "remove(keys)."
+    )
 
 
 class KeysOfShards(DynamicKeys):

@@ -138,6 +138,8 @@ def to_config(value: Any) -> Any:
 
 def from_config(config: Any) -> Any:
     """Returns the value stored by `to_config`; a dtype stays a name."""
+    if isinstance(config, list):
+        return [from_config(each) for each in config]
     if not isinstance(config, Mapping):
         return config
     fields = {name: from_config(value) for name, value in config.items()}

@@ -20,7 +20,7 @@ from tfrs_embed.serving.applying import APPLY_DELTA, IDS, AppliedDeltas
 from tfrs_embed.serving.delta import remember
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
-from tfrs_embed.serving.key_filters import KeyFilters
+from tfrs_embed.serving.key_filters import AgeLimit, KeyFilters
 from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
@@ -40,7 +40,7 @@ def export(
     overwrite: bool = False,
     progress: bool = True,
     min_frequency: int | Mapping[str, int] | None = None,
-    max_age: int | Mapping[str, int] | None = None,
+    max_age: AgeLimit | None = None,
     max_keys: int | Mapping[str, int] | None = None,
 ) -> None:
     """Exports a model for serving.
@@ -130,7 +130,8 @@ def export(
         min_frequency: the least number of occurrences in training steps of the
             keys to export, an integer >= 1.
         max_age: the largest number of steps since the last use of the keys to
-            export, an integer >= 0; 0: the keys of the last step.
+            export, an integer >= 0; 0: the keys of the last step. Of a table
+            whose eviction rule counts in time a `datetime.timedelta`.
         max_keys: the largest number of keys to export, an integer >= 1. Of the
             keys that fulfil the other conditions these are the ones that the
             table's eviction rule would evict last: with "lfu" the most

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from tfrs_embed.checkpoint.rows import LAST_USED
+from tfrs_embed.checkpoint.rows import FREQUENCY
 from tfrs_embed.compat.arguments import integer, text
 from tfrs_embed.storage.dynamic_table import DynamicTable, counted_keys
 from tfrs_embed.storage.key_rules import eviction_order
@@ -16,9 +17,13 @@ from tfrs_embed.storage.table_state import TableState
 
 #: A condition's limit, for all tables with `DynamicKeys`, or by their names.
 Limit: TypeAlias = int | Mapping[str, int]
+#: The number of steps, or the time, since a key's last use.
+Age: TypeAlias = int | datetime.timedelta
+AgeLimit: TypeAlias = Age | Mapping[str, Age]
 
 #: The conditions by name, and the least limit of each.
 _LEAST = {"min_frequency": 1, "max_age": 0, "max_keys": 1}
+_MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +32,31 @@ class KeyFilter:
 
     Attributes:
         min_frequency: keys that were used at least so often.
-        max_age: keys that were used in one of the last `max_age` + 1 steps.
+        max_age: keys that were used in one of the last `max_age` + 1 steps, or
+            at most so long ago.
         max_keys: of these keys, those that the table would evict last.
     """
 
     min_frequency: int | None = None
-    max_age: int | None = None
+    max_age: Age | None = None
     max_keys: int | None = None
 
     def choose(self, state: TableState) -> np.ndarray:
         """Returns the chosen keys, [n] int64 ascending; all workers call it."""
         table = cast(DynamicTable, state)
-        known, ages = counted_keys(table)
-        chosen = np.ones(len(ages), bool)
+        known, now = counted_keys(table)
+        chosen = np.ones(len(known.keys), bool)
         if self.min_frequency is not None:
             chosen &= known.frequency >= self.min_frequency
         if self.max_age is not None:
-            chosen &= ages <= self.max_age
+            most: Any = self.max_age
+            if isinstance(most, datetime.timedelta):
+                most //= _MICROSECOND
+            chosen &= now - known.last_used <= most
         known = known.select(chosen)
         if self.max_keys is not None and len(known.keys) > self.max_keys:
-            policy = table.built("the exported keys").rules.policy
-            last = eviction_order(policy, known)[-self.max_keys :]
+            rules = table.built("the exported keys").rules
+            last = eviction_order(rules, known, now)[-self.max_keys :]
             return np.sort(known.keys[last])
         return known.keys
 
@@ -64,7 +73,7 @@ class KeyFilters:
         ValueError: a limit is no integer, or too small.
     """
 
-    def __init__(self, **limits: Limit | None) -> None:
+    def __init__(self, **limits: Limit | AgeLimit | None) -> None:
         self._limits = {
             name: _checked(limit, name, _LEAST[name])
             for name, limit in limits.items()
@@ -80,7 +89,7 @@ class KeyFilters:
         """
         table, found = state.spec.name, {}
         for condition, limit in self._limits.items():
-            if isinstance(limit, int):
+            if not isinstance(limit, Mapping):
                 if state.spec.keys is not None:
                     found[condition] = limit
                 continue
@@ -98,10 +107,20 @@ class KeyFilters:
         where += ", ".join(f"{n}={value}" for n, value in found.items())
         if state.spec.keys is None:
             raise ValueError(f"{where}: it has no DynamicKeys.")
-        if LAST_USED not in state.variables:
+        if FREQUENCY not in state.variables:
             raise ValueError(
                 f"{where}: it doesn't count how often and when its keys are "
                 "used."
+            )
+        by_time, age = state.spec.keys.by_time, found.get("max_age")
+        if age is not None and isinstance(age, int) == by_time:
+            raise ValueError(
+                f"{where}: by its eviction rule it counts "
+                + (
+                    "in time. Give a datetime.timedelta."
+                    if by_time
+                    else "in steps. Give an integer."
+                )
             )
         return KeyFilter(**found)
 
@@ -123,7 +142,7 @@ class KeyFilters:
         keyed = [f"{layer}/{table}" for layer, table in tables]
         names = {*keyed, *(table for _, table in tables)}
         for condition, limit in self._limits.items():
-            if isinstance(limit, int):
+            if not isinstance(limit, Mapping):
                 if not keyed:
                     raise ValueError(
                         f"{condition}={limit} is for tables with DynamicKeys, "
@@ -139,13 +158,21 @@ class KeyFilters:
                 )
 
 
-def _checked(limit: Limit, name: str, least: int) -> Limit:
-    """Returns a limit, or limits by table, as int."""
+def _checked(limit: Any, name: str, least: int) -> Any:
+    """Returns a limit, or limits by table, as int or timedelta."""
     if not isinstance(limit, Mapping):
-        return integer(limit, f"export: {name}", least)
+        return _checked_limit(limit, f"export: {name}", name, least)
     return {
-        text(table, f"export: a table's name in {name}"): integer(
-            value, f"export: {name} of table '{table}'", least
+        text(table, f"export: a table's name in {name}"): _checked_limit(
+            value, f"export: {name} of table '{table}'", name, least
         )
         for table, value in limit.items()
     }
+
+
+def _checked_limit(value: Any, what: str, name: str, least: int) -> Any:
+    if name != "max_age" or not isinstance(value, datetime.timedelta):
+        return integer(value, what, least)
+    if value < datetime.timedelta(0):
+        raise ValueError(f"{what} must be at least 0, got {value!r}.")
+    return value

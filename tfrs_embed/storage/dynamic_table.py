@@ -16,7 +16,7 @@ from tfrs_embed.checkpoint.rows import (
     TEXT,
 )
 from tfrs_embed.compat.arguments import integer_or_none
-from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
+from tfrs_embed.configs.dynamic_keys import are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
@@ -26,6 +26,7 @@ from tfrs_embed.storage.key_rules import (
     SPILLED,
     LiveKeys,
     eviction_order,
+    is_expired,
 )
 from tfrs_embed.storage.key_table import KeyNumbers
 from tfrs_embed.storage.key_texts import KeyTexts
@@ -33,7 +34,7 @@ from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.sharded import Part
-from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
+from tfrs_embed.storage.table_keys import TableKeys
 from tfrs_embed.storage.table_state import TableState, as_numbers
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
@@ -50,10 +51,12 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. With `fallback_rows` it also holds
-    `<table>/fallback_parameters` and `<table>/fallback_<slot>`, by the rows'
-    numbers. Strings are saved as their fingerprints; with `keep_text` also as
-    `<table>/text`, [n] string. An
+    the step of the last one. A table whose rule counts in time has
+    `<table>/last_used_time`, in microseconds since 1970, in the place of
+    `<table>/last_used`, and such times in `<table>/candidates`. With
+    `fallback_rows` it also holds `<table>/fallback_parameters` and
+    `<table>/fallback_<slot>`, by the rows' numbers. Strings are saved as their
+    fingerprints; with `keep_text` also as `<table>/text`, [n] string. An
     `All2AllDenseEmbedding` that never removes keys saves no counters and no
     candidates.
     """
@@ -77,14 +80,13 @@ class DynamicTable(TableState):
         for rank, shard in self._rows.by_rank:
             shard.start_fallback(rank)
         self._keep_texts(shards)
-        self._step = step
         # Keys that have lost their rows, with the moment when that was seen.
         self._removed: list[tuple[int, np.ndarray]] = []
         assert self.spec.keys is not None
         counted = are_counted(self.spec.keys)
         # Keys come first: the other parts belong to them.
         parts = [KEYS, *self._rows.names]
-        for part in parts + [*COUNTERS, CANDIDATES] * counted:
+        for part in parts + [*self._rows.counters, CANDIDATES] * counted:
             self.add(
                 part,
                 KeyedVariable(self.spec.name, part, self._rows, self.strategy),
@@ -175,6 +177,11 @@ class DynamicTable(TableState):
             self.restored_from = None
 
     @property
+    def counts_in_time(self) -> bool:
+        """Whether the eviction rule is in time, and last uses are times."""
+        return self.built("the rules").rules.by_time
+
+    @property
     def size(self) -> int:
         """The number of keys with rows."""
         return sum(self.built("size").numbers("size"))
@@ -236,7 +243,7 @@ class DynamicTable(TableState):
 
     def assign_numbers(self, ids: np.ndarray, vectors: tf.Tensor) -> None:
         rows = self.built("assign")
-        rows.add(ids, int(np.asarray(self._step)))
+        rows.add(ids)
         rows.write_for(PARAMETERS, ids, vectors)
 
     def give_rows(self, keys: Any) -> None:
@@ -282,7 +289,7 @@ class DynamicTable(TableState):
 
         Args:
             count: how many keys. None: the expired ones, if the eviction rule
-                is a `TimeToLive`.
+                is, or begins with, a `TimeToLive`.
 
         Returns:
             The number of this process's keys that lost their rows.
@@ -293,17 +300,16 @@ class DynamicTable(TableState):
         """
         rows = self.built("evict")
         where = f"Table '{self.spec.name}'"
-        rule = self.spec.keys.eviction  # type: ignore[union-attr]
-        if rule is None:
+        if self.spec.keys.eviction is None:  # type: ignore[union-attr]
             raise ValueError(f"{where} has eviction=None: it evicts nothing.")
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
-        if count is None and not isinstance(rule, TimeToLive):
+        if count is None and not rows.rules.ttl:
             raise ValueError(f"{where}: say how many keys to evict.")
-        known, ages = counted_keys(self)
-        if isinstance(rule, TimeToLive) and count is None:
-            evicted = ages > rule.steps
+        known, now = counted_keys(self)
+        if count is None:
+            evicted = is_expired(rows.rules, known.last_used, now)
         else:
-            evicted = eviction_order(rows.rules.policy, known)[:count]
+            evicted = eviction_order(rows.rules, known, now)[:count]
         return remove_keys(rows, known.keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -344,17 +350,17 @@ class DynamicTable(TableState):
         return self._rows
 
 
-def counted_keys(table: DynamicTable) -> tuple[LiveKeys, np.ndarray]:
-    """Returns all keys with rows, ascending, and their ages, [n] int64.
+def counted_keys(table: DynamicTable) -> tuple[LiveKeys, int]:
+    """Returns all keys with rows, ascending, and the moment now.
 
-    A key's age is the number of steps since its last use, 0 for a key of the
-    last step. All workers must call it.
+    All workers must call it; they get one moment.
     """
+    rows = table.built("the counters")
     keys, *counters = (
-        table.variables[name].numpy() for name in (KEYS, *COUNTERS)
+        table.variables[name].numpy() for name in (KEYS, *rows.counters)
     )
-    known = LiveKeys(keys, None, *counters)
-    return known, int(np.asarray(table._step)) - known.last_used
+    now = max(rows.gather.numbers([rows.now()] * len(rows.shards)))
+    return LiveKeys(keys, None, *counters), now
 
 
 def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:

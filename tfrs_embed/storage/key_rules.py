@@ -11,6 +11,7 @@ import numpy as np
 from tfrs_embed.configs.dynamic_keys import (
     CANDIDATES_PER_ROW,
     KeysOfShards,
+    Span,
     TimeToLive,
 )
 from tfrs_embed.configs.tables import TableSpec
@@ -44,7 +45,8 @@ class LiveKeys(NamedTuple):
         keys: [n] int64.
         rows: [n] int64, each key's row; None: it is not known, or not wanted.
         frequency: [n] int64, how often each key was used.
-        last_used: [n] int64, the step of each key's last use.
+        last_used: [n] int64, the moment of each key's last use: the step's
+            number, or the time, as the table's rules say.
     """
 
     keys: Any
@@ -62,6 +64,8 @@ class LiveKeys(NamedTuple):
 class KeyRules:
     """When the keys of one shard get and lose rows.
 
+    A moment is the number of a step, or its time in microseconds since 1970.
+
     Attributes:
         capacity: the number of keys that can have rows, at first.
         max_capacity: the most to which the capacity may double.
@@ -73,10 +77,10 @@ class KeyRules:
             occurs.
         seed: the seed of these draws, 64 bits.
         policy: the order of eviction. "lru": by the last use; "lfu": by
-            frequency, then by the last use; "ttl": expired keys, then as "lru";
-            "none": no order.
-        ttl: with the policy "ttl", a key expires after this many steps without
-            use; else 0.
+            frequency, then by the last use; "none": no order.
+        ttl: a key expires this long after its last use, and expired keys go
+            first; 0: none expires.
+        by_time: whether moments are times.
         evicts: whether keys that have not expired are evicted too.
         spills: whether evicted keys' rows go to a file.
         fallback_rows: how many rows of all shards keys without a row share; 0:
@@ -92,6 +96,7 @@ class KeyRules:
     seed: int = 0
     policy: str = "none"
     ttl: int = 0
+    by_time: bool = False
     evicts: bool = False
     spills: bool = False
     fallback_rows: int = 0
@@ -150,8 +155,8 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
             else _rows_of_shard(keys.max_rows, world, exact)
         )
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
-    ttl = keys.eviction.steps if isinstance(keys.eviction, TimeToLive) else 0
-    policy = keys.eviction if isinstance(keys.eviction, str) else "none"
+    spans = [rule for rule in keys.rules if isinstance(rule, Span)]
+    last = keys.rules[-1] if keys.rules else "none"
     return KeyRules(
         capacity=capacity,
         max_capacity=most,
@@ -159,8 +164,9 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         threshold=getattr(keys.admission, "threshold", 0),
         probability=getattr(keys.admission, "probability", 1.0),
         seed=initial_key_values.seed_of(table),
-        policy="ttl" if ttl else policy,
-        ttl=ttl,
+        policy=last if isinstance(last, str) else "lru",
+        ttl=sum(s.length for s in spans if isinstance(s, TimeToLive)),
+        by_time=keys.by_time,
         evicts=evicts,
         spills=keys.spill is not None,
         fallback_rows=fallback_rows,
@@ -168,15 +174,26 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     )
 
 
-def eviction_order(policy: str, known: LiveKeys) -> np.ndarray:
+def eviction_order(rules: KeyRules, known: LiveKeys, now: int) -> np.ndarray:
     """Returns the indices that sort keys, first to be evicted first, [n] int64.
 
-    The order of a policy other than "lfu" is that of "lru".
+    `now` is the moment at which they are to be evicted.
     """
     by = [known.keys, known.last_used]
-    if policy == "lfu":
+    if rules.policy == "lfu":
         by.append(known.frequency)
+    if rules.ttl:
+        alive = ~is_expired(rules, known.last_used, now)
+        # Expired keys go by their last use.
+        by = [*by[:2], *(np.where(alive, each, 0) for each in by[2:]), alive]
     return np.lexsort(by)
+
+
+def is_expired(rules: KeyRules, last_used: np.ndarray, now: int) -> np.ndarray:
+    """Returns which keys have expired, [n] bool."""
+    if not rules.ttl:
+        return np.zeros(np.shape(last_used), bool)
+    return last_used < max(now - rules.ttl, -(2**63))
 
 
 def _rows_of_shard(rows: int, world: int, exact: bool) -> int:

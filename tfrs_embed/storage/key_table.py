@@ -334,13 +334,14 @@ class KeyTable:
         """Returns the rows that `commit` would give; changes nothing visible.
 
         Keys may repeat. `counts`, [n] int64, are each entry's occurrences; 0
-        does not count; None means 1 each. `step`, a scalar int64, is the step's
-        number. Without a commit between them, a second call returns other free
-        rows than the first, if there are enough.
+        does not count; None means 1 each. `step`, [2] int64, is the step's
+        number, and its time in microseconds since 1970; or a scalar, its number
+        alone, if no table counts in time. Without a commit between them, a
+        second call returns other free rows than the first, if there are enough.
         """
         given = _given(table_of), _or_none(counts)
-        found = KeyRows(*self._run("reserve", keys, *given, step))
-        return self._in_variables(found, keys, counts)
+        found = self._run("reserve", keys, *given, _moment(step))
+        return self._in_variables(KeyRows(*found), keys, counts)
 
     def commit(
         self,
@@ -357,8 +358,8 @@ class KeyTable:
         """
         given = _given(table_of), _or_none(counts)
         hints = self._as_input(rows)
-        found = KeyRows(*self._run("commit", keys, *given, hints, step))
-        return self._in_variables(found, keys, counts)
+        found = self._run("commit", keys, *given, hints, _moment(step))
+        return self._in_variables(KeyRows(*found), keys, counts)
 
     def info(self) -> tf.Tensor:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
@@ -394,8 +395,8 @@ class KeyTable:
         Keys are unique; they and their counters are [n] int64. The first
         `in_memory`, at most `max_capacity`, get the rows in memory from
         `first_row` on, the others go to the spill; None: all are in memory.
-        Candidates, [c, 3], are unique keys, numbers of occurrences and steps of
-        last use. Those that are keys with rows are left out, then those seen
+        Candidates, [c, 3], are unique keys, numbers of occurrences and moments
+        of last use. Those that are keys with rows are left out, then those seen
         longest ago if there are too many, and all without a threshold. Returns
         the version to publish.
         """
@@ -426,6 +427,12 @@ def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int64) if counts is None else counts
 
 
+def _moment(step: tf.Tensor) -> tf.Tensor:
+    """Returns a step's number and time, [2] int64."""
+    step = tf.convert_to_tensor(step, tf.int64)
+    return step if step.shape.rank else tf.stack([step, 0])
+
+
 def _given(table_of: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int32) if table_of is None else table_of
 
@@ -444,6 +451,9 @@ def _make_handle(
         seed=seed - 2**64 if seed >= 2**63 else seed,
         policy=rules.policy,
         ttl=rules.ttl,
+        half_life=0,
+        by_time=rules.by_time,
+        floor=rules.max_capacity,
         evicts=rules.evicts,
         **(spill.attributes() if spill else {}),
     )

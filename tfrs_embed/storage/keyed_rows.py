@@ -21,6 +21,7 @@ from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage import clock
 from tfrs_embed.storage.key_rules import TRASH, rows_at_first
 from tfrs_embed.storage.key_table import FoundKeys, KeyRows, KeyTable
 from tfrs_embed.storage.keyed_shard import KeyedShard
@@ -80,7 +81,7 @@ class KeyedRows(MemoryRows):
                 f"{owner} has tables with DynamicKeys, which only "
                 "tfrs_embed.serving.export exports."
             )
-        number = None if step is None else tf.convert_to_tensor(step) + 1
+        moment = None if step is None else self._moment(step)
         places: dict[KeyTable, list[int]] = {}
         for i, each in enumerate(ids):
             places.setdefault(self._together[each.tables[0]], []).append(i)
@@ -91,7 +92,7 @@ class KeyedRows(MemoryRows):
             joined = _joined(table, [ids[i] for i in mine])
             trains = training and shards[0].is_trained
             (new if trains else others).append(
-                StepKeys(mine, table, shards, *joined, number)
+                StepKeys(mine, table, shards, *joined, moment)
             )
         kept: list[tuple[StepKeys, FoundKeys | KeyRows]] = [
             *zip(new, reserve(new, consensus), strict=True),
@@ -102,6 +103,13 @@ class KeyedRows(MemoryRows):
         for keys, found in kept:
             _put(rows, keys.places, found.rows, like)
         return Located(rows, kept)
+
+    def _moment(self, step: Any) -> tf.Tensor:
+        """Returns the number of the step after `step`, and its time."""
+        by_time = any(s.rules.by_time for s in self.shards.values())
+        number = tf.convert_to_tensor(step) + 1
+        with tf.device(host_of(self.device)):
+            return tf.stack([number, clock.read() if by_time else 0])
 
     def check(
         self,

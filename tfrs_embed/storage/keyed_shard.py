@@ -133,7 +133,7 @@ class KeyedShard:
             shard = this()
             if shard is not None and shard.texts is not None:
                 if reserved:
-                    shard.texts.reserve(keys, int(step))
+                    shard.texts.reserve(keys, int(step.ravel()[0]))
                 else:
                     shard.texts.admit(keys, shard._take_gone())
             return np.int64(1)
@@ -215,15 +215,16 @@ class KeyedShard:
         return live.select(order)
 
     def integers(self, name: str) -> np.ndarray:
-        """Returns the keys or a counter, sorted by row; or the candidates.
+        """Returns a field of `live`, or the candidates.
 
         Those are, in any order, [c, 3] int64: a key, its number of occurrences,
-        and the step of the last one.
+        and the moment of the last one.
         """
         if name == CANDIDATES:
             keys, _, *seen = self.key_table.export(candidates=True)
             return np.stack([keys, *seen], 1)
-        return getattr(self.live(), name)
+        found: np.ndarray = getattr(self.live(), name)
+        return found
 
     def moment(self) -> tuple[int, ...]:
         """Returns numbers that change when keys get or lose rows.
@@ -269,16 +270,18 @@ class KeyedShard:
             rows = rows[~spilled]
         self.write(name, tf.constant(rows, tf.int64), tf.constant(values))
 
-    def replace(self, known: LiveKeys, candidates: np.ndarray) -> None:
+    def replace(
+        self, known: LiveKeys, candidates: np.ndarray, now: int
+    ) -> None:
         """Replaces all keys; their rows and slots have initial values.
 
         Keys are unique; candidates are [c, 3]. With a spill, those that would
-        be evicted first are there if there are too many.
+        be evicted first at the moment `now` are there if there are too many.
         """
         in_memory = len(known.keys)
         if self.spill is not None:
             in_memory = min(in_memory, self.rules.max_capacity)
-            order = eviction_order(self.rules.policy, known)
+            order = eviction_order(self.rules, known, now)
             known = known.select(order[::-1])
         keys, _, frequency, last_used = known
         version = self.key_table.replace(
@@ -307,15 +310,15 @@ class KeyedShard:
             candidates = self.integers(CANDIDATES)
         self._replace(live, np.zeros([0], np.int64), 0, candidates)
 
-    def add(self, keys: np.ndarray, step: int) -> None:
+    def add(self, keys: np.ndarray, now: int) -> None:
         """Gives rows to those of unique keys, [n] int64, that have none.
 
-        They count as seen once, in the step of a number. There must be room.
+        They count as seen once, at the moment `now`. There must be room.
         """
         new = keys[self.find(keys) == ABSENT]
         candidates = self.integers(CANDIDATES)
         kept = candidates[~np.isin(candidates[:, 0], new)]
-        self._replace(self.live(), new, step, kept)
+        self._replace(self.live(), new, now, kept)
         if self.texts is not None:
             self.texts.admit(new)
 
@@ -323,7 +326,7 @@ class KeyedShard:
         self,
         live: LiveKeys,
         new: np.ndarray,
-        step: int,
+        now: int,
         candidates: np.ndarray,
     ) -> None:
         """Sets the counters of keys with rows, and gives rows to new keys."""
@@ -337,7 +340,7 @@ class KeyedShard:
         version = self.key_table.replace(
             with_new(live.keys, new),
             with_new(live.frequency, 1),
-            with_new(live.last_used, step),
+            with_new(live.last_used, now),
             candidates,
             total,
         )

@@ -19,7 +19,10 @@ from tfrs_embed.checkpoint.change_tracking import ChangedRows
 from tfrs_embed.checkpoint.names import in_delta, sibling
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
+    FREQUENCY,
     KEYS,
+    LAST_TIME,
+    LAST_USED,
     REMOVED,
     TEXT,
     CheckpointValue,
@@ -34,7 +37,7 @@ from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.key_texts import UNKNOWN
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import COUNTERS, TableKeys
+from tfrs_embed.storage.table_keys import TableKeys, field_of
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -45,9 +48,10 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     or restored, every worker gets the same value and keeps its shard.
 
     A checkpoint holds the part shard by shard, so that no process needs all of
-    it. Its parts are "keys", "frequency", "last_used", "candidates",
-    "parameters" and the slots; and "text", strings that one process writes as a
-    whole: TensorFlow reads no slices of strings.
+    it. Its parts are "keys", "frequency", "last_used" (or "last_used_time", if
+    the table counts in time), "candidates", "parameters" and the slots; and
+    "text", strings that one process writes as a whole: TensorFlow reads no
+    slices of strings.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         self.dtype = tf.float32 if part in rows.names else tf.int64
         if part == TEXT:
             self.dtype = tf.string
-        shapes = {CANDIDATES: (3,)} | dict.fromkeys((KEYS, TEXT, *COUNTERS), ())
+        without = dict.fromkeys((KEYS, TEXT, *rows.counters), ())
+        shapes = {CANDIDATES: (3,)} | without
         row = shapes.get(part, self._variables[0].shape[1:])
         self.shape = tf.TensorShape([None, *row])
         self.workers = rows.replicas.workers
@@ -111,7 +116,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         if part in self._rows.names:
             here = [s.gather(part, s.live().rows).numpy() for s in shards]
         else:
-            here = [shard.integers(part) for shard in shards]
+            here = [shard.integers(field_of(part)) for shard in shards]
         return np.concatenate(self._rows.gather(here))
 
     def collect_rows(self, keys: np.ndarray) -> np.ndarray:
@@ -166,6 +171,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         value, rows, part = np.asarray(value), self._rows, self._part
         if part == CANDIDATES:
             value = _checked_integers(part, value, 0, rows.owner)
+            if rows.rules.by_time:
+                rows.require_past(value[:, 2], rows.owner)
             shard_of = rows.shards_of(value[:, 0])
             for rank, shard in rows.by_rank:
                 shard.set_known(candidates=value[shard_of == rank])
@@ -174,8 +181,10 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             rows.replace(value, {})
         else:
             keys = rows.keys_to_write_for()
-            if part in COUNTERS:
+            if part in rows.counters:
                 value = _checked_integers(part, value, len(keys), rows.owner)
+            if part == LAST_TIME:
+                rows.require_past(value, rows.owner)
             shape = (len(keys), *self.shape[1:])
             if value.shape != shape:
                 raise ValueError(
@@ -248,7 +257,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         elif part in rows.names:
             found = [each.rows for each in live]
         else:
-            found = [getattr(each, part) for each in live]
+            found = [getattr(each, field_of(part)) for each in live]
         if changed is not None and part == KEYS:
             others = [changed.removed[:0]] * (len(live) - 1)
             removed = [changed.removed, *others]
@@ -325,7 +334,8 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
     """Reads keys, counters, candidates, texts, for `TableKeys.restore_keys`.
 
     Raises:
-        ValueError: the keys are invalid, or a shard has no room for its own.
+        ValueError: the keys are invalid, a key was used in the future, or a
+            shard has no room for its own.
     """
     keys = reader.read(key).numpy()
     where = f"{rows.owner}: '{reader.prefix}'"
@@ -336,17 +346,23 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
         )
     if len(np.unique(keys)) != len(keys):
         raise ValueError(f"{where}: its keys must all differ.")
-    known = {}
-    for name in (*COUNTERS, CANDIDATES):
+    known, by_time = {}, sibling(key, LAST_TIME) in reader.shapes
+    if by_time and sibling(key, LAST_USED) in reader.shapes:
+        raise ValueError(f"{where} has both steps and times of last use.")
+    for name in (FREQUENCY, LAST_USED, LAST_TIME, CANDIDATES):
         there = sibling(key, name)
         if there in reader.shapes:
-            known[name] = _checked_integers(
+            known[field_of(name)] = _checked_integers(
                 name, reader.read(there).numpy(), len(keys), where
             )
+    if by_time:
+        rows.require_past(known[LAST_USED], where)
+    if by_time and CANDIDATES in known:
+        rows.require_past(known[CANDIDATES][:, 2], where)
     there = sibling(key, TEXT)
     if rows.texts is not None and there in reader.shapes:
         known[TEXT] = _checked_texts(reader, there, keys, where)
-    rows.take(keys, known, reader.prefix)
+    rows.take(keys, known, reader.prefix, by_time)
 
 
 def _checked_integers(

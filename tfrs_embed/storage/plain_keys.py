@@ -23,6 +23,7 @@ from tfrs_embed.storage.key_rules import (
     KeyRules,
     LiveKeys,
     eviction_order,
+    is_expired,
 )
 
 # The operations that take one table; the others take several.
@@ -46,9 +47,10 @@ _LIKE_INPUT = ("find", "check", "reserve", "commit", "remove")
 # The commit of a step that fails before its publication stays unpublished,
 # until so many others follow.
 _MOST_UNPUBLISHED = 16
+_LONG_AGO = -(2**63)
 
 #: What is known of keys: each one's row, `ABSENT` for a candidate, its
-#: frequency, and the step of its last use.
+#: frequency, and the moment of its last use.
 _Known = dict[int, list[int]]
 _NEW = [ABSENT, 0, 0]
 
@@ -112,12 +114,12 @@ def _call(tables: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:
         if name in ("reserve", "commit"):
             # A commit's other input are the reserved rows: plain keys are found
             # without them.
-            counts, *_, step = others
+            counts, *_, moment = others
             counts = (
                 counts[mine] if len(counts) else np.ones_like(entries)[mine]
             )
             found = table.step(
-                entries[mine], counts, int(step), name == "commit"
+                entries[mine], counts, *moment.tolist(), name == "commit"
             )
         else:
             versions = (np.ravel(v)[i] for v in others)  # For "check".
@@ -140,6 +142,7 @@ class PlainKeys:
         self._removed: collections.deque[int] | None = None
         self._live: _Known = {}
         self._candidates: _Known = {}
+        self._newest = _LONG_AGO  # The moment of a step.
         self._statistics = np.zeros([8], np.int64)
         # The version in which each row was last written.
         self._written = np.zeros([FIRST_ROW + rules.capacity], np.int64)
@@ -164,17 +167,24 @@ class PlainKeys:
             self._unpublished.remove(version)
 
     def step(
-        self, keys: np.ndarray, counts: np.ndarray, number: int, commits: bool
+        self,
+        keys: np.ndarray,
+        counts: np.ndarray,
+        number: int,
+        time: int,
+        commits: bool,
     ) -> tuple[Any, ...]:
         """Returns a table's part of `KeyRows`, reserved or committed."""
-        known, admitted, hits = self._count(keys, counts, number)
+        # A clock that has jumped back stands still.
+        now = max(time, self._newest) if self._rules.by_time else number
+        known, admitted, hits = self._count(keys, counts, number, now)
         gone, capacity, lacking = _make_room(
             self._rules,
             self._live,
             self._capacity,
             known,
             len(admitted),
-            number,
+            now,
         )
         new, version = np.zeros([0], np.int64), self._version * (not commits)
         if not lacking:
@@ -211,6 +221,7 @@ class PlainKeys:
             else:
                 self._last_spare = new[-1]
         if commits and not lacking:
+            self._newest = now
             rejected = self._keep(known)
             last = len(new), len(gone), rejected, hits
             self._statistics[:4] = last
@@ -246,6 +257,9 @@ class PlainKeys:
             if self._rules.threshold and key not in self._live
         }
         _forget(self._candidates, self._rules.candidates)
+        self._newest = max(
+            [_LONG_AGO, *arrays[2].tolist(), *arrays[5].tolist()]
+        )
         self._unpublished = [self._mark(np.arange(len(self._written)))]
         return [self._version]
 
@@ -267,7 +281,7 @@ class PlainKeys:
         return [*removed], [len(removed) == removed.maxlen]
 
     def _count(
-        self, keys: np.ndarray, counts: np.ndarray, number: int
+        self, keys: np.ndarray, counts: np.ndarray, number: int, now: int
     ) -> tuple[_Known, list[int], int]:
         """Counts a step's keys; changes nothing.
 
@@ -280,7 +294,7 @@ class PlainKeys:
             if count > 0:
                 before = self._live.get(key) or self._candidates.get(key, _NEW)
                 row, frequency, _ = known.get(key, before)
-                known[key] = [row, frequency + count, number]
+                known[key] = [row, frequency + count, now]
                 hits += count * (row != ABSENT)
         admitted = [
             key
@@ -314,7 +328,7 @@ def _make_room(
     capacity: int,
     known: _Known,
     admitted: int,
-    number: int,
+    now: int,
 ) -> tuple[list[int], int, int]:
     """Decides how a step's keys find room.
 
@@ -325,17 +339,16 @@ def _make_room(
         return [], capacity, 0
     others = {k: v for k, v in live.items() if k not in known}
     # Expired keys are evicted before the capacity grows, others after.
-    gone = 0
-    if rules.ttl:
-        last = number - rules.ttl
-        gone = sum(last_used < last for *_, last_used in others.values())
-        gone = max(0, min(gone, needed - capacity))
+    seen = _as_arrays(others)
+    expired = int(np.sum(is_expired(rules, seen.last_used, now)))
+    gone = min(expired, needed - capacity)
     capacity = rules.grown(capacity, needed - gone)
     lacking = max(0, needed - gone - capacity)
     if rules.evicts and rules.policy != "none":
         more = min(lacking, len(others) - gone)
         gone, lacking = gone + more, lacking - more
-    return _first_to_go(others, gone, rules.policy), capacity, lacking
+    order = eviction_order(rules, seen, now)[:gone]
+    return seen.keys[order].tolist(), capacity, lacking
 
 
 def _with_rows(written: np.ndarray, keys: int) -> np.ndarray:
@@ -349,14 +362,6 @@ def _rows(live: _Known, keys: np.ndarray) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def _first_to_go(known: _Known, count: int, policy: str) -> list[int]:
-    """Returns up to `count` of the keys, in the order of eviction."""
-    seen = _as_arrays(known)
-    order = eviction_order(policy, seen)
-    first: list[int] = seen.keys[order[:count]].tolist()
-    return first
-
-
 def _as_arrays(known: _Known) -> LiveKeys:
     """Returns keys and what is known of them."""
     each = [(key, *of_key) for key, of_key in known.items()]
@@ -365,6 +370,8 @@ def _as_arrays(known: _Known) -> LiveKeys:
 
 def _forget(candidates: _Known, most: int) -> None:
     """Drops the candidates seen longest ago if there are too many."""
-    excess = len(candidates) - most
-    for key in _first_to_go(candidates, excess, "lru") if excess > 0 else ():
+    excess = max(0, len(candidates) - most)
+    seen = _as_arrays(candidates)
+    oldest = np.lexsort([seen.keys, seen.last_used])[:excess]
+    for key in seen.keys[oldest].tolist():
         del candidates[key]

@@ -33,8 +33,9 @@ class StepKeys(NamedTuple):
         keys: [n] int64.
         table_of: [n] int32, each key's table; None: there is one table.
         counts: [n] int64, occurrences, 0 for padding; None: 1 each.
-        step: the step's number, a scalar int64, 1 for the first; None outside
-            of training.
+        step: the step's number, 1 for the first, and its time in microseconds
+            since 1970 if a table counts in time, [2] int64; None outside of
+            training.
     """
 
     places: Sequence[int]

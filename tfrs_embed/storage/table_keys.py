@@ -18,19 +18,23 @@ from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     FREQUENCY,
+    LAST_TIME,
     LAST_USED,
     TEXT,
 )
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.storage import clock
 from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.key_rules import ABSENT, LiveKeys, eviction_order
 from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_shard import KeyedShard
 
-#: The counters of keys with rows, each [n] int64.
-COUNTERS = (FREQUENCY, LAST_USED)
+#: How far after the clock's time a restored time may be: clocks of machines
+#: differ.
+_DAY = 86_400_000_000
+_SECOND = 1_000_000
 
 
 class TableKeys:
@@ -51,6 +55,8 @@ class TableKeys:
         by_rank: this process's shards, with their ranks.
         owner: the table, for errors.
         rules: when keys of each shard get and lose rows.
+        counters: the names of the parts that are counters of keys with rows,
+            each [n] int64: the frequency, and the step or time of the last use.
         source: the checkpoint from which new keys were last taken.
         num_taken: the number of these keys.
         texts: the texts of this process's keys; None: they aren't kept.
@@ -76,17 +82,46 @@ class TableKeys:
         self.num_taken = 0
         self._declared: Any = table.keys
         self.rules = shards[0].rules
+        by_time = self.rules.by_time
+        self.counters = (FREQUENCY, LAST_TIME if by_time else LAST_USED)
         self._step = step
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
         # Keys that were taken and not yet restored, in the checkpoint's order,
-        # with counters, candidates and texts by name.
-        self._taken: tuple[np.ndarray, Mapping[str, np.ndarray]] | None = None
-        # The largest restored step of last use, until `count_from_step`.
+        # with counters, candidates and texts by name, and whether counters are
+        # times.
+        self._taken: (
+            tuple[np.ndarray, Mapping[str, np.ndarray], bool] | None
+        ) = None
+        # The largest restored step of last use, until `count_from_step`, and
+        # whether steps were made of times.
         self._newest = 0
+        self._made_of_times = False
         self._has_step = False
+
+    def now(self) -> int:
+        """Returns the moment: the step's number, or the time."""
+        if self.rules.by_time:
+            return clock.now()
+        return int(np.asarray(self._step))
+
+    def require_past(self, times: np.ndarray, what: str) -> None:
+        """Requires times that are at most a day after the clock's time.
+
+        Errors name the table as `what`.
+
+        Raises:
+            ValueError: a time is later.
+        """
+        newest, now = int(times.max(initial=0)), clock.now()
+        if newest > now + _DAY:
+            raise ValueError(
+                f"{what}: a key was used at {newest / _SECOND:,.0f} seconds "
+                "since 1970, which is more than a day after this machine's "
+                f"clock, {now / _SECOND:,.0f}. One of the two is wrong."
+            )
 
     def shards_of(self, keys: np.ndarray) -> np.ndarray:
         """Returns keys' shards, [n] int64, as [n] int32."""
@@ -154,12 +189,14 @@ class TableKeys:
         candidates and texts by name. Missing counters are zeros.
         """
         zeros = np.zeros(len(keys), np.int64)
-        given = LiveKeys(keys, None, *(known.get(n, zeros) for n in COUNTERS))
+        counters = (known.get(n, zeros) for n in (FREQUENCY, LAST_USED))
+        given = LiveKeys(keys, None, *counters)
+        now = max(self.now(), int(given.last_used.max(initial=0)))
         candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
         shard_of = self.shards_of(keys)
         room = self.rules.room
         if np.any(np.bincount(shard_of) > room):
-            order = eviction_order(self.rules.policy, given)
+            order = eviction_order(self.rules, given, now)
             for rank in range(self.replicas.world):
                 mine = order[shard_of[order] == rank]
                 shard_of[mine[: max(0, len(mine) - room)]] = -1
@@ -168,6 +205,7 @@ class TableKeys:
             shard.replace(
                 given.select(shard_of == rank),
                 candidates[shard_of_candidate == rank],
+                now,
             )
         kept: np.ndarray = shard_of >= 0
         if self.texts is not None:
@@ -178,7 +216,7 @@ class TableKeys:
             self._written, self._written_at = np.sort(keys[kept]), self.moment()
         return kept
 
-    def add(self, keys: np.ndarray, step: int) -> None:
+    def add(self, keys: np.ndarray) -> None:
         """Gives rows to those of unique keys, [n] int64, that have none.
 
         With several workers, all must call it with the same keys. A ValueError
@@ -188,7 +226,7 @@ class TableKeys:
         self.require_room(np.union1d(np.concatenate(live), keys))
         shard_of = self.shards_of(keys)
         for rank, shard in self.by_rank:
-            shard.add(keys[shard_of == rank], step)
+            shard.add(keys[shard_of == rank], self.now())
 
     def keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong, ascending.
@@ -210,11 +248,11 @@ class TableKeys:
     def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
         """Sets a part, [n, ...], of unique keys; skips keys without a row."""
         for shard, places, rows in self.located(keys):
-            if name in COUNTERS:
-                live = shard.live()
-                known = getattr(live, name)
+            if name in self.counters:
+                live, field = shard.live(), field_of(name)
+                known = getattr(live, field)
                 known[np.searchsorted(live.rows, rows)] = values[places]
-                shard.set_known(**{name: known})
+                shard.set_known(**{field: known})
                 continue
             mine = values
             if len(places) < len(keys):
@@ -233,9 +271,16 @@ class TableKeys:
             yield shard, places[found], rows[found]
 
     def take(
-        self, keys: np.ndarray, known: Mapping[str, np.ndarray], source: str
+        self,
+        keys: np.ndarray,
+        known: Mapping[str, np.ndarray],
+        source: str,
+        by_time: bool = False,
     ) -> None:
         """Keeps keys of a checkpoint, and what is known, for `restore_keys`.
+
+        `known` has the frequency, the last use and candidates by name;
+        `by_time` says whether moments of use are times.
 
         Raises:
             ValueError: a shard has no room for its own.
@@ -243,15 +288,18 @@ class TableKeys:
         evicts = self.rules.evicts and LAST_USED in known
         if not evicts and not growth.may_shrink():
             self.require_room(keys)
-        self._taken = keys, known
+        self._taken = keys, known, by_time
         self.source, self.num_taken = source, len(keys)
 
     def restore_keys(self) -> None:
         """Replaces all keys by those taken, once; resets rows and slots."""
         if self._taken is None:
             return
-        keys, known = self._taken
+        keys, known, by_time = self._taken
         self._taken = None
+        self._made_of_times = by_time and not self.rules.by_time
+        if by_time != self.rules.by_time:
+            known = self._in_own_unit(known)
         kept = self.replace(keys, known)
         chief = self.replicas.worker == 0
         if chief and not kept.all() and not growth.may_shrink():
@@ -263,22 +311,50 @@ class TableKeys:
                 UserWarning,
                 stacklevel=2,
             )
-        seen = known.get(LAST_USED, np.zeros([0], np.int64))
-        if CANDIDATES in known:
-            seen = np.append(seen, known[CANDIDATES][:, 2])
-        self._newest = int(seen.max(initial=0))
+        self._newest = _newest(known)
         if self._has_step:
             self.count_from_step()
+
+    def _in_own_unit(
+        self, known: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns counters and candidates with times for steps, or the reverse.
+
+        A step counts as a second. The newest moment becomes this one, and
+        becomes the step in `count_from_step`. No key expires by it.
+        """
+        newest, by_time = _newest(known), self.rules.by_time
+        last = self.now() if by_time else 0
+
+        def convert(moments: np.ndarray) -> np.ndarray:
+            # Without overflows, whatever the file has.
+            longest = 2**40 if by_time else 2**62
+            ages = newest - np.maximum(moments, max(newest - longest, -(2**63)))
+            ages = ages * _SECOND if by_time else ages // _SECOND
+            return last - np.minimum(ages, self.rules.ttl or ages)
+
+        converted = dict(known)
+        if LAST_USED in known:
+            converted[LAST_USED] = convert(known[LAST_USED])
+        if CANDIDATES in known:
+            converted[CANDIDATES] = known[CANDIDATES].copy()
+            converted[CANDIDATES][:, 2] = convert(known[CANDIDATES][:, 2])
+        return converted
 
     def count_from_step(self) -> None:
         """Shifts restored steps of last use back, to this layer's step.
 
         A table that is restored without its layer keeps its new layer's step,
         which may be smaller. Call it after the step was restored, if one is.
+        Steps that were made of times are shifted to this layer's step.
         """
         self._has_step = True
-        later = min(0, int(np.asarray(self._step)) - self._newest)
-        self._newest = 0
+        if self.rules.by_time:
+            return
+        later = self.now() - self._newest
+        if not self._made_of_times:
+            later = min(0, later)
+        self._newest, self._made_of_times = 0, False
         if later == 0:
             return
         for shard in self.shards:
@@ -286,3 +362,16 @@ class TableKeys:
                 last_used=shard.live().last_used + later,
                 candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
             )
+
+
+def field_of(counter: str) -> str:
+    """Returns the field of `LiveKeys` that a counter's part is."""
+    return LAST_USED if counter == LAST_TIME else counter
+
+
+def _newest(known: Mapping[str, np.ndarray]) -> int:
+    """Returns the newest moment of use among counters and candidates, or 0."""
+    seen = known.get(LAST_USED, np.zeros([0], np.int64))
+    if CANDIDATES in known:
+        seen = np.append(seen, known[CANDIDATES][:, 2])
+    return int(seen.max(initial=0))

@@ -18,17 +18,58 @@ namespace tfrs_embed {
 
 // What is known of a key: half a cache line.
 struct KeyRecord {
-  static constexpr uint64_t kLive = 2;  // The state after a first stamp.
+  // In which of two orders a record may be queued.
+  static constexpr uint64_t kMain = 1, kExpiry = 2;
+  static constexpr uint64_t Stamped(uint64_t stamp) { return stamp << 2; }
+  static constexpr uint64_t kLive = 4;  // The state after a first stamp.
 
   int64_t key, frequency, last_used;
-  uint64_t state;  // The last stamp, doubled, plus whether it is queued; or 0.
+  uint64_t state;  // Four times the last stamp, plus kMain and kExpiry; or 0.
 
   bool live() const { return state != 0; }
-  uint64_t stamp() const { return state >> 1; }
-  void set_stamp(uint64_t stamp) { state = stamp << 1 | (state & 1); }
-  bool queued() const { return state & 1; }
-  void set_queued(bool queued) { state = (state & ~uint64_t{1}) | queued; }
+  uint64_t stamp() const { return state >> 2; }
+  void set_stamp(uint64_t stamp) { state = Stamped(stamp) | (state & 3); }
+  bool queued(uint64_t order) const { return state & order; }
+  void set_queued(uint64_t order, bool queued) {
+    state = (state & ~order) | (queued ? order : 0);
+  }
 };
+
+// Frequencies that are halved, rounding down, at each multiple of a length. A
+// frequency is as of the key's last use.
+struct HalfLife {
+  int64_t length;  // In steps or microseconds; 0: nothing is halved.
+
+  // The number of the half-life of a moment.
+  int64_t Number(int64_t moment) const {
+    return moment / length - (moment % length < 0);
+  }
+
+  // What a frequency has become since a moment.
+  int64_t Later(int64_t frequency, int64_t then, int64_t now) const {
+    if (length == 0 || now <= then) return frequency;
+    const uint64_t halvings = static_cast<uint64_t>(Number(now)) -
+                              static_cast<uint64_t>(Number(then));
+    return halvings < 63 ? frequency >> halvings : 0;
+  }
+
+  // Orders keys by frequency * 2^Number(last_used), which stays the same while
+  // all frequencies decay, and rises with each use of the key. This number's
+  // binary exponent is followed by 22 bits that follow its leading bit.
+  int64_t Score(const KeyRecord& record) const {
+    constexpr int64_t kMost = (int64_t{1} << 41) - 64;
+    const uint64_t frequency = record.frequency;
+    if (record.frequency <= 0) return -std::numeric_limits<int64_t>::max();
+    const int bits = 64 - __builtin_clzll(frequency);
+    const int64_t exponent =
+        std::clamp(Number(record.last_used), -kMost, kMost) + bits;
+    const int64_t fraction = frequency << (64 - bits) << 1 >> 42;
+    return exponent * (int64_t{1} << 22) + fraction;
+  }
+};
+
+// How an order begins; it ends with the last use, then the key.
+enum class OrderBy { kLastUsed, kFrequency, kDecayed };
 
 // Keys, or the memory of their rows, that can't be right.
 struct KeyError : std::invalid_argument {
@@ -52,14 +93,15 @@ struct KeyError : std::invalid_argument {
 // `sorted_` are sorted, or in a heap if they were queued later.
 class EvictionOrder {
  public:
-  // Orders by (last_used, key), or by (frequency, last_used, key).
-  explicit EvictionOrder(bool by_frequency) : by_frequency_(by_frequency) {}
+  // `queued_as`: how records know that they are queued here.
+  EvictionOrder(OrderBy by, HalfLife half_life, uint64_t queued_as)
+      : by_(by), half_life_(half_life), queued_as_(queued_as) {}
 
   // Forgets the order: scores have fallen.
   void Reset(KeyRecord* records) {
     for (const auto* entries : {&run_, &late_, &rest_}) {
       for (const Entry& entry : *entries) {
-        records[entry.place].set_queued(false);
+        records[entry.place].set_queued(queued_as_, false);
       }
     }
     run_.clear();
@@ -86,8 +128,8 @@ class EvictionOrder {
       // It was removed, and perhaps another key has come to its place, or it
       // has come back and has an entry of its own.
       if (!record.live() || record.key != entry.score.key) continue;
-      if (!record.queued()) continue;
-      record.set_queued(false);
+      if (!record.queued(queued_as_)) continue;
+      record.set_queued(queued_as_, false);
       if (entry.score < ScoreOf(record)) {
         QueueIfCovered(record, entry.place);
       } else if (record.stamp() == pinned) {
@@ -109,6 +151,8 @@ class EvictionOrder {
   void EndPops(KeyRecord* records, int64_t end) {
     for (const int64_t place : passed_over_) PutBack(records, place);
     passed_over_.clear();
+    // Keys that another order evicts, or that are removed, leave entries here.
+    if (queued() > 2 * end + kShare) Reset(records);
     Prepare(records, end, pops_);
     pops_ = 0;
   }
@@ -156,9 +200,15 @@ class EvictionOrder {
   static constexpr int64_t kSample = 1024;
 
   Score ScoreOf(const KeyRecord& record) const {
-    return by_frequency_
-               ? Score{record.frequency, record.last_used, record.key}
-               : Score{record.last_used, 0, record.key};
+    switch (by_) {
+      case OrderBy::kFrequency:
+        return {record.frequency, record.last_used, record.key};
+      case OrderBy::kDecayed:
+        return {half_life_.Score(record), record.last_used, record.key};
+      case OrderBy::kLastUsed:
+        break;
+    }
+    return {record.last_used, 0, record.key};
   }
 
   int64_t queued() const {
@@ -166,7 +216,7 @@ class EvictionOrder {
   }
 
   void Queue(KeyRecord& record, int64_t place) {
-    record.set_queued(true);
+    record.set_queued(queued_as_, true);
     const Entry entry = {ScoreOf(record), place};
     if (sorted_ < entry.score) {
       rest_.push_back(entry);
@@ -234,7 +284,7 @@ class EvictionOrder {
     const int64_t stop = count < end - scanned_ ? scanned_ + count : end;
     for (; scanned_ < stop; ++scanned_) {
       KeyRecord& record = records[scanned_];
-      if (!record.live() || record.queued()) continue;
+      if (!record.live() || record.queued(queued_as_)) continue;
       const Score score = ScoreOf(record);
       // A lower score is of a key that has just been popped.
       if (complete_ < score && !(collected_ < score)) Queue(record, scanned_);
@@ -250,7 +300,7 @@ class EvictionOrder {
     Score score;
     return ShareOf(end, [&](uint64_t i) -> const Score* {
       const KeyRecord& record = records[i];
-      if (!record.live() || record.queued()) return nullptr;
+      if (!record.live() || record.queued(queued_as_)) return nullptr;
       score = ScoreOf(record);
       return complete_ < score ? &score : nullptr;
     });
@@ -273,7 +323,9 @@ class EvictionOrder {
     return sample_[rank];
   }
 
-  bool by_frequency_;
+  OrderBy by_;
+  HalfLife half_life_;
+  uint64_t queued_as_;
   std::vector<Entry> run_;   // Sorted; from next_ on.
   size_t next_ = 0;
   std::vector<Entry> late_;  // A heap.

@@ -14,8 +14,15 @@ namespace tfrs_embed {
 // Keys with their records by place, and the order in which they go.
 class KeyStore {
  public:
-  KeyStore(int64_t count, int64_t places, int64_t first, bool by_frequency)
-      : index_(count), records_(places), end_(first), order_(by_frequency) {}
+  // `expires`: whether the oldest keys can be popped too.
+  KeyStore(int64_t count, int64_t places, int64_t first, OrderBy by,
+           HalfLife half_life, bool expires)
+      : index_(count),
+        records_(places),
+        end_(first),
+        order_(by, half_life, KeyRecord::kMain),
+        expiry_(OrderBy::kLastUsed, half_life, KeyRecord::kExpiry),
+        has_expiry_(expires && by != OrderBy::kLastUsed) {}
 
   int64_t size() const { return size_; }
   const KeyIndex& index() const { return index_; }
@@ -45,6 +52,7 @@ class KeyStore {
     index_.FindOrInsert(record.key, place);
     records_[place] = record;
     order_.Add(records(), place);
+    if (has_expiry_) expiry_.Add(records(), place);
     ++size_;
   }
 
@@ -62,16 +70,29 @@ class KeyStore {
 
   // See EvictionOrder.
   int64_t Pop(uint64_t pinned) { return order_.Pop(records(), end_, pinned); }
-  void PutBack(int64_t place) { order_.PutBack(records(), place); }
-  void EndPops() { order_.EndPops(records(), end_); }
+  // As Pop, by the last use.
+  int64_t PopOldest(uint64_t pinned) {
+    return oldest().Pop(records(), end_, pinned);
+  }
+  void PutBackOldest(int64_t place) { oldest().PutBack(records(), place); }
+  void EndPops() {
+    order_.EndPops(records(), end_);
+    if (has_expiry_) expiry_.EndPops(records(), end_);
+  }
   void Prepare(int64_t pops) { order_.Prepare(records(), end_, pops); }
-  void ScoresFell() { order_.Reset(records()); }
+  void ScoresFell() {
+    order_.Reset(records());
+    if (has_expiry_) expiry_.Reset(records());
+  }
 
  private:
+  EvictionOrder& oldest() { return has_expiry_ ? expiry_ : order_; }
+
   KeyIndex index_;
   ZeroedArray<KeyRecord> records_;
   int64_t end_, size_ = 0;
-  EvictionOrder order_;
+  EvictionOrder order_, expiry_;
+  bool has_expiry_;  // Else order_ is by the last use, or nothing expires.
 };
 
 }  // namespace tfrs_embed

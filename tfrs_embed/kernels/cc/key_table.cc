@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -24,13 +25,14 @@ KeyChanges KeyTable::Reserve(const Parallel& parallel, const KeyStep& step,
   const int64_t wanted = live_.size() + admitted_.size();
   KeyChanges changes;
   if (wanted > capacity_ && !CannotFail(step.n)) {
-    changes.lacking = FindRoom(step.number, Pin(step, rows)).lacking;
+    changes.lacking = FindRoom(step.now, Pin(step, rows)).lacking;
     PutVictimsBack();
     if (changes.lacking > 0) return changes;
   }
   const int64_t n = admitted_.size();
   if (spill_ != nullptr) {
-    RequireSpill(std::max<int64_t>(0, wanted - Grown(wanted)));
+    const bool evicts = wanted > Grown(wanted);
+    RequireSpill(evicts ? std::min(wanted - rules_.floor, live_.size()) : 0);
   }
   // So that the variables grow once, not again when the step is committed.
   free_rows_.Raise(kFirstRow + Grown(wanted));
@@ -52,13 +54,16 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   ++stamp_;
   const bool lacks_rows =
       spill_ != nullptr && step.memory.rows < live_.end();
-  const bool cannot_fail = CannotFail(step.n) && !lacks_rows;
+  // A spill needs to know how many keys can go.
+  const bool counts_keys = spill_ != nullptr &&
+                           rules_.floor < rules_.max_capacity;
+  const bool cannot_fail = CannotFail(step.n) && !lacks_rows && !counts_keys;
   const int64_t hits = FindHinted(parallel, step, hints, cannot_fail, rows);
   CollectUnknown(parallel, step);
   Admit(step.number);
   Room room = {capacity_, 0, 0};
   if (live_.size() + static_cast<int64_t>(admitted_.size()) > capacity_) {
-    room = FindRoom(step.number, cannot_fail ? 0 : Pin(step, rows));
+    room = FindRoom(step.now, cannot_fail ? 0 : Pin(step, rows));
   }
   KeyChanges changes;
   changes.lacking = room.lacking;
@@ -81,17 +86,20 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
     throw;
   }
   capacity_ = room.capacity;
+  newest_ = step.now;
   if (!cannot_fail) UseAll(parallel, step, rows);
   // Expired keys first: they are in no order any more, and a new one must not
   // find them.
   int64_t evicted = EvictVictims(step);
   if (scores_fell_.exchange(false)) live_.ScoresFell();
   for (int64_t i = 0; i < room.least; ++i) {
-    victims_.push_back(live_.Pop(stamp_));
+    const int64_t row = live_.Pop(stamp_);
+    if (row == 0) break;
+    victims_.push_back(row);
   }
   live_.EndPops();
   evicted += EvictVictims(step);
-  Place(step.number, &changes);
+  Place(step.now, &changes);
   if (!changes.new_rows.empty()) {
     Stamp(changes.new_rows);
     unpublished_.push_back(version_);
@@ -99,7 +107,7 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
     if (unpublished_.size() > kMostUnpublished) Publish(unpublished_.front());
     changes.version = version_;
   }
-  RememberCandidates(step.number);
+  RememberCandidates(step.now);
   WriteUnknown(kTrashRow, rows);
   const int64_t admitted = admitted_.size(), unknown = unknown_.size();
   last_ = {admitted, evicted, unknown - admitted, hits};
@@ -119,8 +127,7 @@ void KeyTable::Replace(const std::vector<KeyRecord>& live,
                    std::to_string(n + spilled.size()) + " keys.");
   }
   const int64_t capacity = Grown(n);
-  KeyStore new_live(capacity, kFirstRow + 2 * capacity, kFirstRow,
-                    rules_.by_frequency);
+  KeyStore new_live = MakeLive(rules_, capacity);
   for (const KeyRecord& record : live) new_live.InsertNew(record);
   for (const KeyRecord& record : spilled) {
     if (new_live.index().Find(record.key) != 0) throw KeyError::Twice(record);
@@ -137,6 +144,12 @@ void KeyTable::Replace(const std::vector<KeyRecord>& live,
   if (spill_ != nullptr) spill_->Replace(spilled);
   returning_.clear();
   capacity_ = capacity;
+  newest_ = std::numeric_limits<int64_t>::min();
+  for (const auto* records : {&live, &spilled, &candidates}) {
+    for (const KeyRecord& record : *records) {
+      newest_ = std::max(newest_, record.last_used);
+    }
+  }
   live_ = std::move(new_live);
   candidates_ = std::move(new_candidates);
   candidate_places_.clear();
@@ -382,11 +395,13 @@ std::vector<int64_t> KeyTable::Merge(std::vector<std::vector<int64_t>>* lists) {
 
 void KeyTable::Use(const KeyStep& step, int64_t i, int64_t row) {
   KeyRecord& record = live_.records()[row];
-  record.frequency = Plus(record.frequency, step.count(i));
-  if (record.last_used > step.number) {
+  const int64_t before = rules_.half_life.Later(record.frequency,
+                                                record.last_used, step.now);
+  record.frequency = Plus(before, step.count(i));
+  if (record.last_used > step.now) {
     scores_fell_.store(true, std::memory_order_relaxed);
   }
-  record.last_used = step.number;
+  record.last_used = step.now;
   record.set_stamp(stamp_);
 }
 
@@ -461,14 +476,16 @@ double KeyTable::Uniform(int64_t key, int64_t step) const {
   return (tfrs_mix(of_key + step) >> 11) * 0x1p-53;
 }
 
-KeyTable::Room KeyTable::FindRoom(int64_t step, int64_t pinned) {
+KeyTable::Room KeyTable::FindRoom(int64_t now, int64_t pinned) {
   int64_t keys = live_.size() + admitted_.size();
   victims_.clear();
-  while (rules_.ttl > 0 && keys > capacity_) {
-    const int64_t row = live_.Pop(stamp_);
+  const bool full = capacity_ == rules_.max_capacity;
+  const int64_t goal = full ? rules_.floor : capacity_;
+  while (rules_.ttl > 0 && keys > goal) {
+    const int64_t row = live_.PopOldest(stamp_);
     if (row == 0) break;
-    if (live_.records()[row].last_used >= Plus(step, -rules_.ttl)) {
-      live_.PutBack(row);
+    if (live_.records()[row].last_used >= Plus(now, -rules_.ttl)) {
+      live_.PutBackOldest(row);
       break;
     }
     victims_.push_back(row);
@@ -477,16 +494,16 @@ KeyTable::Room KeyTable::FindRoom(int64_t step, int64_t pinned) {
   live_.EndPops();
   Room room = {Grown(keys), 0, 0};
   const int64_t lacking = std::max<int64_t>(0, keys - room.capacity);
-  if (rules_.has_policy && rules_.evicts) {
+  if (rules_.has_policy && rules_.evicts && (full || lacking > 0)) {
     const int64_t left = keys - admitted_.size() - pinned;
-    room.least = std::min(lacking, left);
+    room.least = std::clamp<int64_t>(keys - rules_.floor, 0, left);
   }
-  room.lacking = lacking - room.least;
+  room.lacking = std::max<int64_t>(0, lacking - room.least);
   return room;
 }
 
 void KeyTable::PutVictimsBack() {
-  for (const int64_t row : victims_) live_.PutBack(row);
+  for (const int64_t row : victims_) live_.PutBackOldest(row);
   victims_.clear();
 }
 
@@ -518,14 +535,18 @@ int64_t KeyTable::EvictVictims(const KeyStep& step) {
   return count;
 }
 
-void KeyTable::Place(int64_t step, KeyChanges* changes) {
+void KeyTable::Place(int64_t now, KeyChanges* changes) {
   for (const int64_t u : admitted_) live_.index().Prefetch(unknown_[u]);
   for (const int64_t u : admitted_) {
     const int64_t row = free_rows_.Take();
     const int64_t place = spill_ == nullptr ? 0 : spill_->Find(unknown_[u]);
-    const int64_t before = place ? spill_->record(place).frequency : 0;
-    live_.Insert(row, {unknown_[u], Plus(before, occurrences_[u]), step,
-                       stamp_ << 1});
+    int64_t before = 0;
+    if (place != 0) {
+      const KeyRecord& record = spill_->record(place);
+      before = rules_.half_life.Later(record.frequency, record.last_used, now);
+    }
+    live_.Insert(row, {unknown_[u], Plus(before, occurrences_[u]), now,
+                       KeyRecord::Stamped(stamp_)});
     if (places_[u] != 0) EraseCandidate(places_[u]);
     rows_[u] = row;
     changes->new_keys.push_back(unknown_[u]);
@@ -537,7 +558,7 @@ void KeyTable::Place(int64_t step, KeyChanges* changes) {
   }
 }
 
-void KeyTable::RememberCandidates(int64_t step) {
+void KeyTable::RememberCandidates(int64_t now) {
   if (rules_.threshold == 0) return;
   const int64_t n = unknown_.size();
   int64_t added = 0;
@@ -545,13 +566,14 @@ void KeyTable::RememberCandidates(int64_t step) {
   for (int64_t u = 0; u < n; ++u) {
     if (rows_[u] != kAbsentRow) continue;
     if (places_[u] == 0) {
-      InsertCandidate({unknown_[u], occurrences_[u], step, stamp_ << 1});
+      InsertCandidate({unknown_[u], occurrences_[u], now,
+                       KeyRecord::Stamped(stamp_)});
       ++added;
     } else {
       KeyRecord& record = candidates_.records()[places_[u]];
-      fell |= record.last_used > step;
+      fell |= record.last_used > now;
       record.frequency = occurrences_[u];
-      record.last_used = step;
+      record.last_used = now;
     }
   }
   if (fell) candidates_.ScoresFell();

@@ -3,10 +3,12 @@
 #ifndef TFRS_EMBED_KERNELS_CC_KEY_TABLE_H_
 #define TFRS_EMBED_KERNELS_CC_KEY_TABLE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -24,8 +26,12 @@ struct KeyRules {
   int64_t capacity, max_capacity, candidates, threshold;
   double probability;
   uint64_t seed;
-  bool has_policy, by_frequency, evicts;
-  int64_t ttl;  // 0: none.
+  bool has_policy, evicts;
+  OrderBy by;
+  HalfLife half_life;
+  int64_t ttl;    // 0: none.
+  bool by_time;   // Whether moments are times, else numbers of steps.
+  int64_t floor;  // To how many keys a full table evicts.
 };
 
 // The keys of a step.
@@ -33,7 +39,8 @@ struct KeyStep {
   const int64_t* keys;
   const int64_t* counts;  // Null: ones.
   int64_t n;
-  int64_t number;  // last_used of the keys that it uses.
+  int64_t number;  // Of the step.
+  int64_t now;     // last_used of the keys that it uses.
   SpillFile::Memory memory;  // Of a table with a spill, in a commit.
 
   int64_t count(int64_t i) const { return counts == nullptr ? 1 : counts[i]; }
@@ -83,8 +90,7 @@ class KeyTable {
         spill_(std::move(spill)),
         capacity_(rules.capacity),
         // Memory that is not used costs nothing.
-        live_(rules.capacity, kFirstRow + 2 * rules.capacity, kFirstRow,
-              rules.by_frequency),
+        live_(MakeLive(rules, rules.capacity)),
         candidates_(MakeCandidates(rules)),
         free_rows_(kFirstRow + rules.capacity),
         scratch_(0) {}
@@ -100,6 +106,12 @@ class KeyTable {
   const Statistics& total() const { return total_; }
   KeyStore& live() { return live_; }
   KeyStore& candidates() { return candidates_; }
+
+  // The moment of a step with a number at a time. A clock that has jumped back
+  // stands still until it gets beyond the times that it has shown.
+  int64_t Moment(int64_t number, int64_t time) const {
+    return rules_.by_time ? std::max(time, newest_) : number;
+  }
 
   int64_t version() const { return version_; }
   // The number of commits that are not published.
@@ -149,14 +161,20 @@ class KeyTable {
               bool evicted, int64_t* rows);
 
  private:
+  static KeyStore MakeLive(const KeyRules& rules, int64_t capacity) {
+    return KeyStore(capacity, kFirstRow + 2 * capacity, kFirstRow, rules.by,
+                    rules.half_life, rules.ttl > 0);
+  }
+
   static KeyStore MakeCandidates(const KeyRules& rules) {
     const int64_t count = rules.threshold ? rules.candidates : 0;
-    return KeyStore(count, count ? 2 * count : 1, 1, false);
+    return KeyStore(count, count ? 2 * count : 1, 1, OrderBy::kLastUsed, {0},
+                    false);
   }
 
   struct Room {
     int64_t capacity;
-    int64_t least;  // Keys that must go beside the victims.
+    int64_t least;  // Keys that go beside the victims, if so many can.
     int64_t lacking;
   };
 
@@ -217,7 +235,7 @@ class KeyTable {
   // Finds room for the admitted keys, where there is too little: victims_ are
   // expired keys, which must be evicted or put back. `pinned` is the number of
   // records with the present stamp, or 0 where there is room for sure.
-  Room FindRoom(int64_t step, int64_t pinned);
+  Room FindRoom(int64_t now, int64_t pinned);
 
   void PutVictimsBack();
 
@@ -238,14 +256,14 @@ class KeyTable {
   void Erase(int64_t row);
 
   // Gives rows to the admitted keys.
-  void Place(int64_t step, KeyChanges* changes);
+  void Place(int64_t now, KeyChanges* changes);
 
   static bool IsNearly(int64_t size, int64_t full) {
     return size > full - full / 8;
   }
 
   // Remembers the unknown keys that have not been admitted.
-  void RememberCandidates(int64_t step);
+  void RememberCandidates(int64_t now);
 
   void InsertCandidate(const KeyRecord& record);
 
@@ -274,6 +292,7 @@ class KeyTable {
   Statistics last_ = {}, total_ = {};
   uint64_t stamp_ = 1;  // Of the present call, which is 2 or more.
   std::atomic<bool> scores_fell_{false};
+  int64_t newest_ = std::numeric_limits<int64_t>::min();  // Moment of a step.
   int64_t version_ = 0;
   std::vector<int64_t> written_;      // The last version of each row.
   std::vector<int64_t> unpublished_;  // Versions, ascending.

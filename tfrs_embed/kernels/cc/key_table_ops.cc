@@ -33,6 +33,9 @@ class KeyTableOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &policy));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &rules_.ttl));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("half_life", &rules_.half_life.length));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("by_time", &rules_.by_time));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("floor", &rules_.floor));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evicts", &rules_.evicts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_owner", &spill_.owner));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("spill_folder", &spill_.folder));
@@ -46,6 +49,14 @@ class KeyTableOp : public OpKernel {
     OP_REQUIRES(ctx, rules_.max_capacity >= rules_.capacity,
                 InvalidArgument("max_capacity ", rules_.max_capacity,
                                 " is less than capacity ", rules_.capacity));
+    OP_REQUIRES(ctx, rules_.floor <= rules_.max_capacity,
+                InvalidArgument("floor ", rules_.floor,
+                                " is above max_capacity ",
+                                rules_.max_capacity));
+    const bool decays = policy == "decay";
+    OP_REQUIRES(ctx, decays == (rules_.half_life.length > 0),
+                InvalidArgument("half_life ", rules_.half_life.length,
+                                " doesn't fit the policy ", policy));
     if (!spill_.parts.empty()) {
       OP_REQUIRES(ctx, SpillFile::AreParts(spill_.parts),
                   InvalidArgument("spill_parts must be positive, and in all at "
@@ -55,8 +66,10 @@ class KeyTableOp : public OpKernel {
     }
     rules_.seed = seed;
     rules_.has_policy = policy != "none";
-    rules_.by_frequency = policy == "lfu";
-    if (policy != "ttl") rules_.ttl = 0;
+    rules_.by = decays            ? OrderBy::kDecayed
+                : policy == "lfu" ? OrderBy::kFrequency
+                                  : OrderBy::kLastUsed;
+    if (policy == "none") rules_.ttl = 0;
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -187,10 +200,14 @@ class OpOnStep : public OpOnTables {
                             const Entries& entries, const int64_t* keys,
                             const std::vector<SpillFile::Memory>& memory,
                             const Change& change) {
-    int64_t num_counts, number;
-    const int64_t* counts;
+    int64_t num_counts, num_moments;
+    const int64_t *counts, *moments;
     TF_RETURN_IF_ERROR(ReadVector(ctx, "counts", &num_counts, &counts));
-    TF_RETURN_IF_ERROR(ReadScalar(ctx, "step", &number));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "step", &num_moments, &moments));
+    if (num_moments != 2) {
+      return InvalidArgument("step must be its number and its time, got ",
+                             num_moments, " numbers.");
+    }
     const bool counted = num_counts > 0;
     if (counted) {
       TF_RETURN_IF_ERROR(
@@ -209,10 +226,11 @@ class OpOnStep : public OpOnTables {
       step.n = entries.size(t);
       step.keys = keys + begin;
       step.counts = counted ? counts + begin : nullptr;
-      step.number = number;
+      step.number = moments[0];
       if (!memory.empty()) step.memory = memory[t];
       tensorflow::mutex_lock lock(tables[t]->mutex);
       KeyTable& table = tables[t]->table;
+      step.now = table.Moment(moments[0], moments[1]);
       changes[t] = change(&table, parallel, step, begin, rows + begin);
       physical[t] = table.physical();
     };
@@ -319,7 +337,7 @@ class ExportKeysOp : public OpOnTables {
     for (int64_t place = 1; spill && place < spill->end(); ++place) {
       if (!spill->Holds(place)) continue;
       const KeyRecord& record = spill->record(place);
-      if (record.queued()) continue;
+      if (spill->Returning(place)) continue;
       keys.push_back(record.key);
       places.push_back(KeyTable::kSpilled + place);
       frequency.push_back(record.frequency);
@@ -489,8 +507,11 @@ REGISTER_OP("TfrsEmbedKeyTable")
     .Attr("candidates: int >= 1")
     .Attr("threshold: int >= 0")
     .Attr("seed: int")
-    .Attr("policy: {'none', 'lru', 'lfu', 'ttl'}")
+    .Attr("policy: {'none', 'lru', 'lfu', 'decay'}")
     .Attr("ttl: int >= 0")
+    .Attr("half_life: int >= 0")
+    .Attr("by_time: bool")
+    .Attr("floor: int >= 1")
     .Attr("evicts: bool")
     .Attr("spill_owner: string = ''")
     .Attr("spill_folder: string = ''")

@@ -140,7 +140,7 @@ void SpillFile::Return(int64_t place) {
 
 void SpillFile::SetReturning(KeyRecord* key, bool returning) {
   returning_ += returning - IsReturning(*key);
-  key->set_queued(returning);
+  key->set_queued(KeyRecord::kMain, returning);
 }
 
 void SpillFile::Replace(const std::vector<KeyRecord>& keys) {

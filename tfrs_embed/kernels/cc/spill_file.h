@@ -128,7 +128,9 @@ class SpillFile {
   static constexpr int64_t kSegmentBytes = 1 << 18;
 
   // Keys here are in no order of eviction, which else has this bit.
-  static bool IsReturning(const KeyRecord& key) { return key.queued(); }
+  static bool IsReturning(const KeyRecord& key) {
+    return key.queued(KeyRecord::kMain);
+  }
 
   void CheckProcess() const;
   int64_t SegmentOf(int64_t place) const { return (place - 1) / segment_; }

@@ -11,6 +11,7 @@ from tfrs_embed.checkpoint.rows import (
     FALLBACK,
     FREQUENCY,
     KEYS,
+    LAST_TIME,
     LAST_USED,
 )
 from tfrs_embed.configs.tables import DTYPES
@@ -19,7 +20,7 @@ from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
 #: The ranks of the int64 variables of a table of keys, by name.
-_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
+_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, LAST_TIME: 1, CANDIDATES: 2}
 
 
 def find_tables(saved: SavedObjects, found: Contents) -> None:

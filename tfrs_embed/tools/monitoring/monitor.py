@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed.compat.arguments import integer_or_none
+from tfrs_embed.configs.dynamic_keys import MICROSECONDS
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage import clock
 from tfrs_embed.storage.dynamic_table import DynamicTable, local_counters
 from tfrs_embed.storage.table_state import TableState
 from tfrs_embed.tools.monitoring import lookups, rows
@@ -27,6 +29,8 @@ from tfrs_embed.tools.monitoring.reports import (
 
 #: The numbers of steps for which the share of idle rows is reported.
 IDLE_STEPS = (1_000, 10_000, 100_000, 1_000_000)
+#: The numbers of days for which a table that counts in time reports the same.
+IDLE_DAYS = (1, 7, 30, 90)
 
 _NO_USE = DiskReport(0, 0, 0, 0)
 
@@ -261,9 +265,17 @@ def _with_keys(
     live, counts = local_counters(state)
     size = len(live.keys)
     shares = top_shares(live.frequency, size)
+    steps: dict[int, float] = {}
+    days: dict[int, float] = {}
+    if size and state.counts_in_time:
+        ages = (clock.now() - live.last_used) / MICROSECONDS["days"]
+        days = {n: float(np.mean(ages >= n)) for n in IDLE_DAYS}
+    elif size:
+        steps = _idle_shares(live.last_used, step, step)
     return dataclasses.replace(
         report,
-        idle_shares=_idle_shares(live.last_used, step, step if size else 0),
+        idle_shares=steps,
+        idle_days=days,
         keys=KeyReport(
             size=size,
             top_share=shares.get(0.01, 0.0),

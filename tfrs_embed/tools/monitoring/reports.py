@@ -142,7 +142,11 @@ class TableReport:
             report, as `norms`, of rows that changed; empty: there are none.
         idle_shares: by a number of steps, the share of rows that no update has
             changed for at least as many steps; in a table with `DynamicKeys`,
-            the share of keys that no training step has seen for as many.
+            the share of keys that no training step has seen for as many; empty
+            if the table counts in time.
+        idle_days: in a table with `DynamicKeys` that counts in time, by a
+            number of days, the share of keys that no training step has seen for
+            at least as many.
         lookups: the lookups of batches; None: no batches were given.
         keys: the keys of a table with `DynamicKeys`; None: its ids are rows.
         files: the files of a table with a `FileStorage`; None: it has none.
@@ -161,6 +165,7 @@ class TableReport:
     changed_share: float | None = None
     update_norms: dict[float, float] = dataclasses.field(default_factory=dict)
     idle_shares: dict[int, float] = dataclasses.field(default_factory=dict)
+    idle_days: dict[int, float] = dataclasses.field(default_factory=dict)
     lookups: LookupReport | None = None
     keys: KeyReport | None = None
     files: FileReport | None = None

@@ -13,7 +13,12 @@ _COLUMNS = {
         *("norms/0.5", "norms/0.99", "norms/1.0"),
         *("update_norms/0.5", "update_norms/1.0", "nonfinite_rows"),
     ),
-    "Dead rows": ("untouched_share", "changed_share", "idle_shares"),
+    "Dead rows": (
+        "untouched_share",
+        "changed_share",
+        "idle_shares",
+        "idle_days",
+    ),
     "Hot rows": (
         *("lookups/ids", "lookups/unique_share", "lookups/invalid_share"),
         *("lookups/top_shares", "keys/top_shares"),

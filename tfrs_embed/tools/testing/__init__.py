@@ -1,4 +1,4 @@
-"""Emulated TPU slices and local clusters, to test models on one machine.
+"""Emulated TPU slices, local clusters and clocks, to test models.
 
 Example:
     >>> strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")
@@ -8,5 +8,6 @@ Example:
 
 from tfrs_embed.tools.testing.emulated_tpu_strategy import EmulatedTPUStrategy
 from tfrs_embed.tools.testing.local_cluster import LocalCluster
+from tfrs_embed.tools.testing.simulated_clock import simulated_clock
 
-__all__ = ["EmulatedTPUStrategy", "LocalCluster"]
+__all__ = ["EmulatedTPUStrategy", "LocalCluster", "simulated_clock"]
