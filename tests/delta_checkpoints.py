@@ -41,6 +41,7 @@ def make_layer(placement, rows=ROWS):
             eviction="lru",
             when_full="evict",
             admission=tfrs_embed.FrequencyAdmission(2),
+            fallback_rows=4,
         )
     elif placement == "hot rows":
         options.update(placement="row", hot_rows=range(0, rows, 3))

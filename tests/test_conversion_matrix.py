@@ -29,6 +29,7 @@ IDS = [0, 3, 7, 3, 4, 7, 3]
 WORDS = ["a", "b", "c", "a", "d", "c", "a"]
 #: Only keys that occur twice get rows; the others are candidates.
 DYNAMIC = DynamicKeys(admission=FrequencyAdmission(2), eviction="lru")
+FALLBACK = DynamicKeys(admission=FrequencyAdmission(2), fallback_rows=2)
 STRINGS = DynamicKeys(tf.string)
 COUNTERS = ("frequency", "last_used", "candidates")
 
@@ -68,6 +69,7 @@ CASES = {
     "partial-large": (lambda: partial(table()), IDS),
     "partial-small": (lambda: partial(table(), size_threshold=99), IDS),
     "partial-dynamic": (lambda: partial(table(keys=DYNAMIC)), KEYS),
+    "partial-fallback": (lambda: partial(table(keys=FALLBACK)), KEYS),
     "partial-strings": (lambda: partial(table(keys=STRINGS)), WORDS),
     "partial-hashed": (lambda: partial(table(), hashing=Hash(salt=1)), KEYS),
     "distributed-static": (lambda: distributed(table()), IDS),

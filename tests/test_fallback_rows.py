@@ -327,3 +327,59 @@ def test_a_spill_is_refused():
     spill = tfrs_embed.FileStorage("spill")
     with pytest.raises(ValueError, match=r"fallback_rows=3 is for .* spill"):
         DynamicKeys(fallback_rows=3, spill=spill)
+
+
+@pytest.mark.usefixtures("both_implementations")
+def test_tables_of_a_width_are_as_if_alone():
+    """Tables with equally many shared rows, with others, and without."""
+    counts = {"a": 3, "b": 3, "c": 2, "d": None}
+
+    def layer_of(names):
+        return layers.PartialTPUEmbedding(
+            {
+                name: tfrs_embed.FeatureConfig(
+                    name,
+                    tfrs_embed.TableConfig(
+                        name,
+                        4,
+                        DIM,
+                        keras.initializers.RandomNormal(seed=ord(name)),
+                        keys=DynamicKeys(
+                            admission=ADMITTED, fallback_rows=counts[name]
+                        ),
+                    ),
+                )
+                for name in names
+            },
+            "adagrad",
+            size_threshold=0,
+        )
+
+    def run(layer, names):
+        for step in range(4):
+            ids = {
+                name: tf.constant([step, 2, ord(name), 7 * step, step])
+                for name in names
+            }
+            with tf.GradientTape() as tape:
+                vectors = layer(ids, training=True)
+                loss = tf.add_n(
+                    [tf.reduce_sum((v - 1) ** 2) for v in vectors.values()]
+                )
+            differentiate(tape, loss, layer.trainable_variables)
+        found = layer({name: tf.constant(EVERY) for name in names})
+        return {**state(layer), **{n: v.numpy() for n, v in found.items()}}
+
+    together = run(layer_of(counts), counts)
+    for name in counts:
+        for what, value in run(layer_of([name]), [name]).items():
+            np.testing.assert_array_equal(together[what], value, what)
+
+
+@pytest.mark.usefixtures("both_implementations")
+def test_a_step_that_fails_changes_no_shared_row():
+    layer = trained(eviction=None, admission=None, rows=12)
+    before = state(layer)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no room"):
+        train(layer, [9, *range(100, 120)])
+    assert_same(state(layer), before)
