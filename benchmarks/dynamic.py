@@ -22,10 +22,10 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from key_streams import MIXER, Ids, memory, moved
 
 import tfrs_embed
 
-ALPHA = 1.05  # The ids' power law.
 RATE = 0.01
 
 
@@ -45,36 +45,6 @@ def parse():
     parser.add_argument("--each", type=int, default=20, help="steps in a round")
     parser.add_argument("--steps", type=int, default=20_000, help="of drift")
     return parser.parse_args()
-
-
-class Ids:
-    """Draws ids by a power law; rare ones are anywhere in the vocabulary."""
-
-    def __init__(self, args):
-        self.args = args
-        self.rng = np.random.default_rng(0)
-        self.place = self.rng.permutation(args.rows)
-        # Keys of all ids, and of as many more that aren't in the table yet.
-        high = 2**62
-        self.key = self.rng.integers(-high, high, 2 * args.rows) * 2 + 1
-
-    def draw(self):
-        """[batch, width] ids, below rows."""
-        args = self.args
-        u = self.rng.random((args.batch, args.width))
-        # The inverse of the power law's distribution.
-        scale = args.rows ** (1 - ALPHA) - 1
-        rank = (u * scale + 1) ** (1 / (1 - ALPHA))
-        return self.place[np.minimum(rank.astype(np.int64), args.rows) - 1]
-
-    def with_new(self):
-        """The same as keys, some of them new."""
-        ids = self.draw()
-        new = self.rng.random(ids.shape) < self.args.new
-        ids[new] = self.rng.integers(
-            self.args.rows, 2 * self.args.rows, new.sum()
-        )
-        return self.key[ids]
 
 
 def model(args, keys=None):
@@ -202,12 +172,6 @@ def steps(args):
         )
 
 
-def memory():
-    """Bytes that this process has in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def drift(args):
     ids = Ids(args)
     layer, step = model(args, tfrs_embed.DynamicKeys(eviction="lru"))
@@ -218,10 +182,10 @@ def drift(args):
     for i, batch in zip(
         range(args.steps), itertools.cycle(drawn), strict=False
     ):
-        moved = batch + (i // 100) * (args.rows // 100)
+        ids_now = moved(batch, i, args.rows)
         for times_of, step_of, given in (
-            (times, step, moved * 0x9E3779B1 + 1),
-            (static_times, static_step, moved % args.rows),
+            (times, step, ids_now * MIXER + 1),
+            (static_times, static_step, ids_now % args.rows),
         ):
             keys = tf.constant(given)
             begin = time.perf_counter()
