@@ -19,7 +19,7 @@ export TF_USE_LEGACY_KERAS := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks sequences semantic-ids
-.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream tutorials lint format bench wheel
+.PHONY: test-tools test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-vm test-tpu-compile tpu-support sanitize upstream tutorials lint format bench results wheel
 .PHONY: wheels bazel clean
 
 help: ## List the targets
@@ -247,6 +247,11 @@ bench: ## Compare speed with other libraries, and write docs/benchmarks.md
 	$(RUN) benchmarks/sharded.py
 	$(RUN) benchmarks/checkpoints.py
 	$(RUN) benchmarks/dynamic.py
+
+# ARGS="cornac" for one row; docs/results.md names them.
+results: $(VENV)/.ready-examples $(VENV)/.movielens
+results: ## Compute figures that others publish, and write docs/results.md
+	$(RUN) benchmarks/results/run.py $(ARGS)
 
 WHEEL_CHECK := import sys, tfrs_embed; \
 	assert "tensorflow_recommenders" not in sys.modules; \

@@ -279,12 +279,18 @@ def find() -> pathlib.Path:
     return root / "dataset_example" / "ml-100k"
 
 
-def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
+def load(
+    folder: pathlib.Path,
+    seed: int = 0,
+    split: tuple[np.ndarray, np.ndarray] | None = None,
+) -> MovieLens:
     """Reads the data set and holds out a fifth of the ratings.
 
     Args:
         folder: where the files are.
         seed: of the split, and of the choice of long histories.
+        split: rows of the file of ratings to train on, and rows to hold out,
+            in place of the drawn fifth.
 
     Returns:
         The data set.
@@ -305,13 +311,17 @@ def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
     )
 
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(ratings))
-    held_out = int(TEST_PART * len(ratings))
-    train, test = ratings[order[held_out:]], ratings[order[:held_out]]
+    if split is None:
+        order = rng.permutation(len(ratings))
+        held_out = int(TEST_PART * len(ratings))
+        split = order[held_out:], order[:held_out]
+    else:
+        split = rng.permutation(split[0]), split[1]
+    train, test = ratings[split[0]], ratings[split[1]]
 
     # That a user rated a movie tells something beyond the stars (SVD++, Koren
-    # 2008). What is held out must not show; `order` has it in random order, so
-    # a long history becomes a sample.
+    # 2008). What is held out must not show; `train` is in random order, so a
+    # long history becomes a sample.
     history: list[list[int]] = [[] for _ in user_ids]
     for user, movie in zip(train.user, train.movie, strict=True):
         if len(history[user]) < MAX_HISTORY:

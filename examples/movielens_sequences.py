@@ -37,6 +37,28 @@ def read(
         OSError: the file is missing.
         ValueError: a line is no rating.
     """
+    histories, _, movie_ids = read_with_times(path, header, min_ratings)
+    return histories, movie_ids
+
+
+def read_with_times(
+    path: pathlib.Path, header: int = 0, min_ratings: int = 1
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Reads a file of ratings, as `read` does, and when they were given.
+
+    Args:
+        path: see `read`.
+        header: see `read`.
+        min_ratings: see `read`.
+
+    Returns:
+        Each user's movies by their rows, their times, all 0 if the file has
+        none, and each row's number in the file.
+
+    Raises:
+        OSError: the file is missing.
+        ValueError: a line is no rating.
+    """
     lines = path.read_text("utf-8").replace("::", " ").splitlines()[header:]
     if not lines:
         raise ValueError(f"{path} has no ratings.")
@@ -59,7 +81,9 @@ def read(
         columns[:, 1].astype(np.int64), return_inverse=True
     )
     ends = np.flatnonzero(np.diff(user[order])) + 1
-    return np.split(rows[order], ends), movie_ids
+    time = columns[:, 3] if columns.shape[1] == 4 else np.zeros(len(user))
+    times = np.split(time[order].astype(np.int64), ends)
+    return np.split(rows[order], ends), times, movie_ids
 
 
 def cut(histories: Sequence[np.ndarray], length: int) -> list[np.ndarray]:

@@ -90,15 +90,38 @@ class SASRec(tf_keras.Model):
         # items, which predictions are made from, is trained.
         length = self.length + 1 if training else self.length
         history = history[:, -length:]
-        choice = tf.range(self.items, dtype=history.dtype)
-        if training and self.negatives is not None:
-            choice = tf.random.uniform(
-                [self.negatives], maxval=self.items, dtype=history.dtype
-            )
+        choice = self.choice(history.dtype, training)
         vectors = self.embeddings(
             {"history": history, "choice": choice}, training=training
         )
         states = self.read(vectors["history"], training)
+        return self.scores(states, history, vectors, choice, training)
+
+    def choice(self, dtype: tf.DType, training: bool) -> tf.Tensor:
+        """Returns the items to choose from: all, or in training those drawn."""
+        if training and self.negatives is not None:
+            return tf.random.uniform(
+                [self.negatives], maxval=self.items, dtype=dtype
+            )
+        return tf.range(self.items, dtype=dtype)
+
+    def scores(
+        self,
+        states: tf.RaggedTensor,
+        history: tf.RaggedTensor,
+        vectors: dict[str, tf.Tensor],
+        choice: tf.Tensor,
+        training: bool,
+    ) -> tf.Tensor:
+        """Returns scores of what comes next; in training adds the loss.
+
+        Args:
+            states: what `read` returns.
+            history: the ids that were read.
+            vectors: those of the history and of the choice.
+            choice: the items to choose from.
+            training: see `call`.
+        """
         if training:
             self.add_loss(
                 next_item_loss(
@@ -121,14 +144,20 @@ class SASRec(tf_keras.Model):
         Returns:
             States, [batch, None, dim], one more than items in each row.
         """
-        dim = vectors.shape[-1]
-        start = tf.zeros([vectors.nrows(), 1, dim], vectors.dtype)
-        rows = tf.concat([start, vectors * dim**0.5], axis=1)
-        place = tf.ragged.range(rows.row_lengths())
+        rows, place = self.with_start(vectors)
         x = self.dropout(rows.values + self.places(place.values), training)
         for block in self.blocks:
             x = block(rows.with_values(x), training=training)
         return rows.with_values(self.norm(x))
+
+    def with_start(
+        self, vectors: tf.RaggedTensor
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Returns scaled vectors, behind a row of zeros, and their places."""
+        dim = vectors.shape[-1]
+        start = tf.zeros([vectors.nrows(), 1, dim], vectors.dtype)
+        rows = tf.concat([start, vectors * dim**0.5], axis=1)
+        return rows, tf.ragged.range(rows.row_lengths())
 
 
 class Block(layers.Layer):

@@ -43,6 +43,27 @@ def make_model(monkeypatch):
     return make
 
 
+@pytest.fixture
+def make_hstu(monkeypatch):
+    def make(**options):
+        keras.utils.set_random_seed(0)
+        return load("hstu", monkeypatch).HSTU(
+            ITEMS,
+            keras.optimizers.Adam(0.02),
+            **{"dim": 8, "length": 5, "blocks": 2, "heads": 2, **options},
+        )
+
+    return make
+
+
+def with_times(history, times=None):
+    """Inputs of HSTU; an item comes 100 seconds after the one before it."""
+    if times is None:
+        places = tf.ragged.range(history.row_lengths()).values
+        times = history.with_values(1000 + 100 * tf.cast(places, tf.int64))
+    return {"history": history, "time": times}
+
+
 def ragged(*rows):
     return tf.ragged.constant(rows, dtype=tf.int64, inner_shape=())
 
@@ -60,6 +81,9 @@ def test_ratings_are_histories_in_the_order_of_time(data, tmp_path):
         path.write_text(text)
         histories, movie_ids = data.read(path)
         assert [h.tolist() for h in histories] == [[1], [0, 1, 2]]
+        times = [t.tolist() for t in data.read_with_times(path)[1]]
+        with_times = [[900], [100, 100, 200]]
+        assert times == ([[0], [0, 0, 0]] if text[1] == " " else with_times)
         assert movie_ids.tolist() == [10, 20, 30]
         histories, movie_ids = data.read(path, header=1, min_ratings=2)
         assert [h.tolist() for h in histories] == [[0], [0]]
@@ -176,6 +200,103 @@ def test_ids_out_of_range_are_errors(make_model):
     model = make_model()
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"items.*12 rows"):
         model(ragged([1, ITEMS]))
+
+
+# HSTU.
+
+
+def test_hstu_scores_depend_on_a_histories_last_items_alone(make_hstu):
+    model = make_hstu()
+    batch = ragged([1, 2, 3, 4, 5, 6, 7], [], [8], [4, 5, 6, 7, 11])
+    scores = model(with_times(batch)).numpy()
+    assert scores.shape == (4, ITEMS) and np.isfinite(scores).all()
+    for i in range(4):
+        np.testing.assert_allclose(
+            model(with_times(batch[i : i + 1]))[0],
+            scores[i],
+            rtol=1e-4,
+            atol=1e-6,
+        )
+    cut = model(with_times(ragged([3, 4, 5, 6, 7])))
+    np.testing.assert_allclose(cut[0], scores[0], rtol=1e-4, atol=1e-6)
+    assert model(with_times(batch[:0])).shape == (0, ITEMS)
+
+
+def test_hstu_tells_times_apart_but_not_when_all_is_later(make_hstu):
+    model = make_hstu()
+    history = ragged([1, 2, 3])
+    one, later, slower = (
+        model(with_times(history, ragged(times))).numpy()
+        for times in (
+            [1000, 1100, 1200],
+            [1500, 1600, 1700],
+            [1000, 1100, 9000],
+        )
+    )
+    np.testing.assert_allclose(one, later, rtol=1e-5, atol=1e-6)
+    assert np.abs(one - slower).max() > 1e-5
+
+
+def test_hstu_states_do_not_see_what_comes_later(make_hstu):
+    model = make_hstu()
+    values = np.random.default_rng(0).normal(size=[4, 8]).astype(np.float32)
+    changed = values.copy()
+    changed[3] *= -1
+    times = [[1000, 1100, 1200, 1300], [1000, 1100, 1200, 99000]]
+    states = [
+        model.read_with_times(
+            tf.RaggedTensor.from_row_lengths(v, [4]), ragged(t), False
+        ).values
+        for v, t in zip((values, changed), times, strict=True)
+    ]
+    np.testing.assert_allclose(states[0][:4], states[1][:4], rtol=1e-5)
+    assert np.abs(states[0][4] - states[1][4]).max() > 1e-3
+
+
+def test_hstu_attends_without_a_softmax(make_hstu):
+    """One block, one head, against the paper's formula in numpy."""
+    model = make_hstu(blocks=1, heads=1)
+    [block] = model.blocks
+    rows = ragged([0, 0, 0]).with_values(
+        tf.random.stateless_normal([3, 8], [1, 2])
+    )
+    bucket = tf.constant([[[0, 0, 0], [3, 0, 0], [5, 4, 0]]])
+    found = block(rows, bucket).numpy()
+
+    def normed(x):
+        x = x - x.mean(axis=1, keepdims=True)
+        return x / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
+
+    def silu(x):
+        return x / (1 + np.exp(-x))
+
+    x = rows.values.numpy()
+    projected = silu(normed(x) @ block.project.kernel.numpy())
+    gate, value, query, key = np.split(projected, 4, axis=1)
+    seen = np.zeros_like(value)
+    for i in range(3):
+        for j in range(i + 1):
+            bias = (
+                block.of_places[i - j, 0] + block.of_times[bucket[0, i, j], 0]
+            )
+            weight = silu(query[i] @ key[j] + bias.numpy()) / block.length
+            seen[i] += weight * value[j]
+    expected = x + (normed(seen) * gate) @ block.out.kernel.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_hstu_learns_a_cycle(make_hstu):
+    model = make_hstu(dropout=0.0, blocks=1)
+    model.compile(keras.optimizers.Adam(0.02))
+    starts = np.arange(ITEMS)
+    rows = [(start + np.arange(6)) % ITEMS for start in starts]
+    inputs = with_times(ragged(*rows))
+    batches = tf.data.Dataset.from_tensors(inputs).repeat(150)
+    losses = model.fit(batches, epochs=1, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+    asked = with_times(ragged(*(row[:5] for row in rows)))
+    best = np.argmax(model(asked), axis=1)
+    assert np.mean(best == (starts + 5) % ITEMS) > 0.9
 
 
 # Serving.
