@@ -105,7 +105,12 @@ class TableCase:
         lives = [r for r in spans if isinstance(r, tfrs_embed.TimeToLive)]
         grows = keys.when_full == "grow"
         named = [r for r in rules if isinstance(r, str)]
-        policy = [*named, "lru" if lives else "none"][0]
+        kind = tfrs_embed.DecayingFrequency
+        decays = [r for r in spans if isinstance(r, kind)]
+        policy = [
+            *named,
+            "decay" if decays else "lru" if lives else "none",
+        ][0]
         return types.SimpleNamespace(
             capacity=self.rows,
             max_capacity=(keys.max_rows or 2**40) if grows else self.rows,
@@ -115,6 +120,7 @@ class TableCase:
             seed=self.seed,
             policy=policy,
             ttl=sum(r.length for r in lives),
+            half_life=sum(r.length for r in decays),
             by_time=any(r.by_time for r in spans),
             evicts=keys.when_full != "error" and bool(rules),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 MASK = 2**64 - 1
 
@@ -106,8 +107,9 @@ class ReferenceKeys:
             del self.live[key]
         for key, occurrences in used.items():
             if key in outcome.known:
-                self.live[key].frequency += occurrences
-                self.live[key].last = now
+                seen = self.live[key]
+                seen.frequency = self._decayed(seen, now) + occurrences
+                seen.last = now
             elif key in outcome.admitted:
                 before = self.candidates.pop(key, Seen(0, 0))
                 self.live[key] = Seen(before.frequency + occurrences, now)
@@ -213,6 +215,13 @@ class ReferenceKeys:
         ttl = self.rules.ttl
         return ttl > 0 and now - self.live[key].last > ttl
 
+    def _decayed(self, seen, now):
+        """A frequency after the half-lives that have ended since its use."""
+        length = self.rules.half_life
+        if length == 0:
+            return seen.frequency
+        return seen.frequency >> max(0, now // length - seen.last // length)
+
     def _age(self, key):
         return self.live[key].last, key
 
@@ -220,6 +229,15 @@ class ReferenceKeys:
         seen = self.live[key]
         if self.rules.policy == "lfu":
             return seen.frequency, seen.last, key
+        if self.rules.policy == "decay":
+            # Frequencies now are in the order of frequency * 2^number, of which
+            # the exponent and 23 bits are compared.
+            if seen.frequency == 0:
+                return -math.inf, 0, seen.last, key
+            number = seen.last // self.rules.half_life
+            size = seen.frequency.bit_length()
+            bits = (seen.frequency << 23) >> size
+            return number + size, bits, seen.last, key
         return self._age(key)
 
 

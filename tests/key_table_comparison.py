@@ -24,7 +24,14 @@ POLICIES = [
     {"policy": "lru", "ttl": 2},
     {"policy": "lfu", "ttl": 3, "evicts": True},
     {"policy": "lru", "ttl": 3, "by_time": True, "evicts": True},
-    {"policy": "lfu", "ttl": 4, "by_time": True, "evicts": True},
+    {"policy": "decay", "half_life": 3, "evicts": True},
+    {
+        "policy": "decay",
+        "ttl": 4,
+        "half_life": 2,
+        "by_time": True,
+        "evicts": True,
+    },
 ]
 ADMISSIONS = [
     {},

@@ -11,6 +11,7 @@ from dynamic_layers import normal, train
 from keras_under_test import keras, layers
 from process_tiers import nightly, on
 from tfrs_embed import (
+    DecayingFrequency,
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
@@ -71,6 +72,24 @@ BAD_RULES = [
     (lambda: TimeToLive(seconds="1"), TypeError, "seconds must be a number"),
     (lambda: TimeToLive(seconds=1e-4), ValueError, "from 0.001 seconds"),
     (lambda: TimeToLive(days=1e300), ValueError, "to 100,000 days, got 1e"),
+    (
+        lambda: DecayingFrequency(-5),
+        ValueError,
+        "DecayingFrequency: steps must be an integer >= 1, got -5",
+    ),
+    (lambda: DecayingFrequency(days=0), ValueError, "days must be above 0"),
+    (
+        lambda: DynamicKeys(
+            eviction=(TimeToLive(days=3), DecayingFrequency(steps=5))
+        ),
+        ValueError,
+        "counts in steps or in time",
+    ),
+    (
+        lambda: DynamicKeys(eviction=DecayingFrequency(3), when_full="error"),
+        ValueError,
+        "would never evict",
+    ),
     (lambda: DynamicKeys(eviction=()), ValueError, "two rules if the first"),
     (
         lambda: DynamicKeys(eviction=("lfu", TimeToLive(3))),
@@ -625,6 +644,8 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys(when_full="grow", max_rows=50),
         DynamicKeys(eviction=TimeToLive(days=30)),
         DynamicKeys(eviction=(TimeToLive(hours=0.5), "LFU")),
+        DynamicKeys(eviction=[TimeToLive(9), DecayingFrequency(3)]),
+        DynamicKeys(eviction=DecayingFrequency(days=7)),
     ]
     layer = layers.PartialTPUEmbedding(
         [

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamic_reference import shard_of
+from dynamic_reference import Seen, shard_of
 from key_table_comparison import (
     ADMISSIONS,
     EXTREME,
@@ -243,6 +243,37 @@ def test_expired_keys_go_by_age_and_others_by_frequency():
     compared.replace({1: (9, 1), 2: (8, 2), 3: (2, 6), 4: (1, 7)}, {})
     assert compared.commit([5], None, 8).evicted == {1}
     assert compared.commit([6, 7], None, 8).evicted == {2, 4}
+    compared.check()
+
+
+def test_frequencies_decay():
+    rules = KeyRules(4, 4, 1, policy="decay", half_life=10, evicts=True)
+    compared = Compared(rules)
+    # Worth 4, 3, 2 and 0 in step 19, and 0 from the end of four half-lives.
+    compared.replace({1: (4, 12), 2: (7, 9), 3: (2, 18), 4: (9, -21)}, {})
+    compared.commit([5], [3], 19)
+    compared.check()
+    assert 4 not in compared.rows
+    compared.commit([2, 3, 5], None, 20)
+    compared.check()
+    assert compared.reference.live[2] == Seen(2, 20)
+    assert compared.commit([6], None, 31).evicted == {1}
+    compared.check()
+
+
+def test_frequencies_of_all_sizes_decay_alike():
+    rules = KeyRules(400, 400, 1, policy="decay", half_life=7, evicts=True)
+    rng = np.random.default_rng(0)
+    seen = {
+        key: (int(2 ** rng.uniform(0, 62.9)), int(rng.integers(-200, 200)))
+        for key in range(399)
+    }
+    seen[399] = 0, 199
+    seen |= {400 - i: (2**i - i % 2, 5) for i in range(1, 63)}
+    compared = Compared(rules)
+    compared.replace(seen, {})
+    for i in range(80):
+        compared.commit(list(range(500 + 5 * i, 505 + 5 * i)), None, 200 + i)
     compared.check()
 
 

@@ -186,8 +186,40 @@ class TimeToLive(Span):
     """
 
 
+class DecayingFrequency(Span):
+    """Evicts the least frequent keys first, where old uses count less.
+
+    A key's frequency is halved, rounding down, at each multiple of the given
+    number of steps or of the time. Keys of equal frequency go as with "lru".
+    Frequencies are compared to seven digits.
+
+    Take it in the place of "lfu", which is slow to forget formerly popular
+    keys, if popularity changes: a good first half-life is the time in which
+    about half of the popular keys change. Don't take it for a half-life of few
+    steps, which is "lru" at more cost. Candidates of `FrequencyAdmission`, and
+    the frequencies of keys that are not used, are as of their last use in
+    checkpoints and reports.
+
+    Example:
+        >>> tfrs_embed.DecayingFrequency(steps=50_000)
+        DecayingFrequency(steps=50000)
+        >>> tfrs_embed.DecayingFrequency(days=7)
+        DecayingFrequency(days=7.0)
+
+    Attributes:
+        steps: the half-life in steps, at least 1.
+        days: the half-life in days.
+        hours: the half-life in hours.
+        seconds: the half-life in seconds, at least 0.001.
+
+    Raises:
+        ValueError: not exactly one of these is given, or it is out of range.
+        TypeError: a time is no number.
+    """
+
+
 #: One rule of `DynamicKeys.eviction`.
-EvictionRule = str | TimeToLive
+EvictionRule = str | TimeToLive | DecayingFrequency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,11 +246,11 @@ class DynamicKeys:
         admission: which keys get rows: a `FrequencyAdmission`, a
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
-            least frequent, and of these the longest unused; a `TimeToLive`;
-            None. Among equal keys the smallest goes. Or two rules, a
-            `TimeToLive` and one of the others, such as
-            `(TimeToLive(days=30), "lfu")`: expired keys go first, the longest
-            unused first, then those that the second rule puts first.
+            least frequent, and of these the longest unused; a
+            `DecayingFrequency`; a `TimeToLive`; None. Among equal keys the
+            smallest goes. Or two rules, a `TimeToLive` and one of the others,
+            such as `(TimeToLive(days=30), "lfu")`: expired keys go first, the
+            longest unused first, then those that the second rule puts first.
         when_full: what a step does that needs more rows than there are: "evict"
             takes rows from other keys; "grow" doubles the rows, up to max_rows,
             and then evicts if there is an eviction rule; "error" fails and
@@ -355,12 +387,12 @@ def _checked_rule(rule: Any) -> EvictionRule:
     what = "DynamicKeys: eviction"
     if isinstance(rule, str):
         return choice(rule.lower(), ("lru", "lfu"), what)
-    if isinstance(rule, TimeToLive):
+    if isinstance(rule, (TimeToLive, DecayingFrequency)):
         return rule
     raise TypeError(
-        f"{what} must be 'lru', 'lfu', a TimeToLive, two of these, or None, "
-        f"got {rule!r}. A program with a rule of its own calls the table's "
-        "remove(keys)."
+        f"{what} must be 'lru', 'lfu', a TimeToLive, a DecayingFrequency, two "
+        f"of these, or None, got {rule!r}. A program with a rule of its own "
+        "calls the table's remove(keys)."
     )
 
 

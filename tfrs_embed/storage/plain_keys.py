@@ -293,7 +293,9 @@ class PlainKeys:
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             if count > 0:
                 before = self._live.get(key) or self._candidates.get(key, _NEW)
-                row, frequency, _ = known.get(key, before)
+                row, frequency, last_used = known.get(key, before)
+                if row != ABSENT:
+                    frequency = self._rules.later(frequency, last_used, now)
                 known[key] = [row, frequency + count, now]
                 hits += count * (row != ABSENT)
         admitted = [
