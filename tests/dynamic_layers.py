@@ -111,9 +111,11 @@ class TableCase:
             *named,
             "decay" if decays else "lru" if lives else "none",
         ][0]
+        most = (keys.max_rows or 2**40) if grows else self.rows
         return types.SimpleNamespace(
             capacity=self.rows,
-            max_capacity=(keys.max_rows or 2**40) if grows else self.rows,
+            max_capacity=most,
+            floor=max(1, int(keys.floor * most)) if keys.floor else 0,
             candidates=keys.candidates or 4 * self.rows,
             threshold=frequency.threshold if frequency else 0,
             probability=probability.probability if probability else 1.0,

@@ -183,20 +183,27 @@ class ReferenceKeys:
         capacity = self.capacity
         evicted: set[int] = set()
 
-        def need():
-            return len(self.live) - len(evicted) + len(admitted) - capacity
+        def need(most):
+            return len(self.live) - len(evicted) + len(admitted) - most
 
-        def evict_some(keys, score):
-            evicted.update(sorted(keys, key=score)[: max(0, need())])
+        def evict_some(keys, score, most):
+            evicted.update(sorted(keys, key=score)[: max(0, need(most))])
 
-        unused = set(self.live) - known
-        expired = {k for k in unused if self._is_expired(k, now)}
-        evict_some(expired, self._age)
-        while need() > 0 and capacity < rules.max_capacity:
-            capacity = min(2 * capacity, rules.max_capacity)
-        if rules.evicts and rules.policy != "none":
-            evict_some(unused - evicted, self._score)
-        return Outcome(max(0, need()), known, admitted, evicted), capacity
+        if need(capacity) > 0:
+            # Where no more rows can come, keys go down to the floor together.
+            floor = rules.floor or rules.max_capacity
+            full = capacity == rules.max_capacity
+            unused = set(self.live) - known
+            expired = {k for k in unused if self._is_expired(k, now)}
+            evict_some(expired, self._age, floor if full else capacity)
+            while need(capacity) > 0 and capacity < rules.max_capacity:
+                capacity = min(2 * capacity, rules.max_capacity)
+            evicts = rules.evicts and rules.policy != "none"
+            if evicts and (full or need(capacity) > 0):
+                evict_some(unused - evicted, self._score, floor)
+        return Outcome(
+            max(0, need(capacity)), known, admitted, evicted
+        ), capacity
 
     def order(self, now):
         """All keys with rows, in the order in which they would be evicted."""

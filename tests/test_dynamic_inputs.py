@@ -90,6 +90,21 @@ BAD_RULES = [
         ValueError,
         "would never evict",
     ),
+    (lambda: DynamicKeys(floor=1.5), ValueError, "floor must be at most 1"),
+    (lambda: DynamicKeys(floor=0), ValueError, "floor must be above 0"),
+    (lambda: DynamicKeys(floor=-0.5), ValueError, "floor must be above 0"),
+    (lambda: DynamicKeys(floor=np.nan), ValueError, "floor must be finite"),
+    (lambda: DynamicKeys(floor="1"), TypeError, "floor must be a number"),
+    (
+        lambda: DynamicKeys(floor=0.9, eviction=None),
+        ValueError,
+        "a floor is for steps that evict, and eviction=None.* evicts none",
+    ),
+    (
+        lambda: DynamicKeys(floor=0.9, when_full="grow"),
+        ValueError,
+        "max_rows=None evicts none",
+    ),
     (lambda: DynamicKeys(eviction=()), ValueError, "two rules if the first"),
     (
         lambda: DynamicKeys(eviction=("lfu", TimeToLive(3))),
@@ -645,7 +660,7 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys(eviction=TimeToLive(days=30)),
         DynamicKeys(eviction=(TimeToLive(hours=0.5), "LFU")),
         DynamicKeys(eviction=[TimeToLive(9), DecayingFrequency(3)]),
-        DynamicKeys(eviction=DecayingFrequency(days=7)),
+        DynamicKeys(eviction=DecayingFrequency(days=7), floor=0.95),
     ]
     layer = layers.PartialTPUEmbedding(
         [

@@ -265,6 +265,10 @@ class DynamicKeys:
             initial row. The table's rows in memory are the most used ones; it
             takes some 64 bytes of memory for each key in the file. It needs
             kernels, and a CPU. None: what is evicted is gone.
+        floor: a step that has to evict keys evicts so many that this share of
+            the rows is in use afterwards, if keys that the step doesn't use are
+            enough; above 0, at most 1. The steps that follow evict none, and
+            cost less. None: a step evicts as few keys as it has to.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -278,6 +282,7 @@ class DynamicKeys:
     candidates: int | None = None
     max_rows: int | None = None
     spill: FileStorage | None = None
+    floor: float | None = None
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -314,20 +319,29 @@ class DynamicKeys:
                 f"when_full='grow', not '{self.when_full}'."
             )
         if self.spill is not None:
-            self._check_spill(self.spill)
+            if not isinstance(self.spill, FileStorage):
+                raise TypeError(
+                    "DynamicKeys: spill must be a FileStorage or None, got "
+                    f"{self.spill!r}."
+                )
+            self._require_evictions("a spill is for keys that are evicted")
+        if self.floor is not None:
+            value = number(self.floor, "DynamicKeys: floor")
+            if value > 1:
+                raise ValueError(
+                    f"DynamicKeys: floor must be at most 1, got {value}."
+                )
+            object.__setattr__(self, "floor", value)
+            self._require_evictions("a floor is for steps that evict")
 
-    def _check_spill(self, spill: FileStorage) -> None:
-        if not isinstance(spill, FileStorage):
-            raise TypeError(
-                "DynamicKeys: spill must be a FileStorage or None, got "
-                f"{spill!r}."
-            )
+    def _require_evictions(self, why: str) -> None:
+        """Requires that steps evict keys; `why` begins the error."""
         grows = self.when_full == "grow" and self.max_rows is None
         if self.eviction is None or self.when_full == "error" or grows:
             raise ValueError(
-                "DynamicKeys: a spill is for keys that are evicted, and "
-                f"eviction={self.eviction!r}, when_full='{self.when_full}', "
-                f"max_rows={self.max_rows} evicts none in a step."
+                f"DynamicKeys: {why}, and eviction={self.eviction!r}, "
+                f"when_full='{self.when_full}', max_rows={self.max_rows} "
+                "evicts none in a step."
             )
 
     @property

@@ -89,6 +89,8 @@ class KeyRules:
             multiple of this number; else 0.
         by_time: whether moments are times.
         evicts: whether keys that have not expired are evicted too.
+        floor: to so many keys a step evicts that has to evict, when the
+            capacity is the largest; 0: it evicts as few as it has to.
         spills: whether evicted keys' rows go to a file.
     """
 
@@ -103,12 +105,18 @@ class KeyRules:
     half_life: int = 0
     by_time: bool = False
     evicts: bool = False
+    floor: int = 0
     spills: bool = False
 
     @property
     def room(self) -> int:
         """For how many keys there is room; a spill's file has its own limit."""
         return SPILLED if self.spills else self.max_capacity
+
+    @property
+    def least(self) -> int:
+        """How many keys are left after a step that evicts at full capacity."""
+        return self.floor or self.max_capacity
 
     def admits(self, key: int, occurrences: int, step: int) -> bool:
         """Whether a key without a row gets one in a step."""
@@ -164,6 +172,7 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         half_life=_length(spans, DecayingFrequency),
         by_time=any(span.by_time for span in spans),
         evicts=evicts,
+        floor=0 if keys.floor is None else max(1, int(keys.floor * most)),
         spills=keys.spill is not None,
     )
 

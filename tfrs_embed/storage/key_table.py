@@ -367,7 +367,7 @@ def _make_handle(
         ttl=rules.ttl,
         half_life=rules.half_life,
         by_time=rules.by_time,
-        floor=rules.max_capacity,
+        floor=rules.least,
         evicts=rules.evicts,
         **(spill.attributes() if spill else {}),
     )

@@ -343,12 +343,13 @@ def _make_room(
     # Expired keys are evicted before the capacity grows, others after.
     seen = _as_arrays(others)
     expired = int(np.sum(is_expired(rules, seen.last_used, now)))
-    gone = min(expired, needed - capacity)
+    full = capacity == rules.max_capacity
+    gone = min(expired, needed - (rules.least if full else capacity))
     capacity = rules.grown(capacity, needed - gone)
     lacking = max(0, needed - gone - capacity)
-    if rules.evicts and rules.policy != "none":
-        more = min(lacking, len(others) - gone)
-        gone, lacking = gone + more, lacking - more
+    if rules.evicts and rules.policy != "none" and (full or lacking):
+        more = min(needed - gone - rules.least, len(others) - gone)
+        gone, lacking = gone + more, max(0, lacking - more)
     order = eviction_order(rules, seen, now)[:gone]
     return seen.keys[order].tolist(), capacity, lacking
 
