@@ -106,16 +106,24 @@ class TableCase:
         lives = [r for r in spans if isinstance(r, tfrs_embed.TimeToLive)]
         grows = keys.when_full == "grow"
         named = [r for r in rules if isinstance(r, str)]
-        policy = [*named, "lru" if lives else "none"][0]
+        kind = tfrs_embed.DecayingFrequency
+        decays = [r for r in spans if isinstance(r, kind)]
+        policy = [
+            *named,
+            "decay" if decays else "lru" if lives else "none",
+        ][0]
+        most = (keys.max_rows or 2**40) if grows else self.rows
         return types.SimpleNamespace(
             capacity=self.rows,
-            max_capacity=(keys.max_rows or 2**40) if grows else self.rows,
+            max_capacity=most,
+            floor=max(1, int(keys.floor * most)) if keys.floor else 0,
             candidates=keys.candidates or 4 * self.rows,
             threshold=frequency.threshold if frequency else 0,
             probability=probability.probability if probability else 1.0,
             seed=self.seed,
             policy=policy,
             ttl=sum(r.length for r in lives),
+            half_life=sum(r.length for r in decays),
             by_time=any(r.by_time for r in spans),
             evicts=keys.when_full != "error" and bool(rules),
         )

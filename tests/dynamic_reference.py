@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 MASK = 2**64 - 1
 
@@ -106,8 +107,9 @@ class ReferenceKeys:
             del self.live[key]
         for key, occurrences in used.items():
             if key in outcome.known:
-                self.live[key].frequency += occurrences
-                self.live[key].last = now
+                seen = self.live[key]
+                seen.frequency = self._decayed(seen, now) + occurrences
+                seen.last = now
             elif key in outcome.admitted:
                 before = self.candidates.pop(key, Seen(0, 0))
                 self.live[key] = Seen(before.frequency + occurrences, now)
@@ -181,20 +183,27 @@ class ReferenceKeys:
         capacity = self.capacity
         evicted: set[int] = set()
 
-        def need():
-            return len(self.live) - len(evicted) + len(admitted) - capacity
+        def need(most):
+            return len(self.live) - len(evicted) + len(admitted) - most
 
-        def evict_some(keys, score):
-            evicted.update(sorted(keys, key=score)[: max(0, need())])
+        def evict_some(keys, score, most):
+            evicted.update(sorted(keys, key=score)[: max(0, need(most))])
 
-        unused = set(self.live) - known
-        expired = {k for k in unused if self._is_expired(k, now)}
-        evict_some(expired, self._age)
-        while need() > 0 and capacity < rules.max_capacity:
-            capacity = min(2 * capacity, rules.max_capacity)
-        if rules.evicts and rules.policy != "none":
-            evict_some(unused - evicted, self._score)
-        return Outcome(max(0, need()), known, admitted, evicted), capacity
+        if need(capacity) > 0:
+            # Where no more rows can come, keys go down to the floor together.
+            floor = rules.floor or rules.max_capacity
+            full = capacity == rules.max_capacity
+            unused = set(self.live) - known
+            expired = {k for k in unused if self._is_expired(k, now)}
+            evict_some(expired, self._age, floor if full else capacity)
+            while need(capacity) > 0 and capacity < rules.max_capacity:
+                capacity = min(2 * capacity, rules.max_capacity)
+            evicts = rules.evicts and rules.policy != "none"
+            if evicts and (full or need(capacity) > 0):
+                evict_some(unused - evicted, self._score, floor)
+        return Outcome(
+            max(0, need(capacity)), known, admitted, evicted
+        ), capacity
 
     def order(self, now):
         """All keys with rows, in the order in which they would be evicted."""
@@ -213,6 +222,13 @@ class ReferenceKeys:
         ttl = self.rules.ttl
         return ttl > 0 and now - self.live[key].last > ttl
 
+    def _decayed(self, seen, now):
+        """A frequency after the half-lives that have ended since its use."""
+        length = self.rules.half_life
+        if length == 0:
+            return seen.frequency
+        return seen.frequency >> max(0, now // length - seen.last // length)
+
     def _age(self, key):
         return self.live[key].last, key
 
@@ -220,6 +236,15 @@ class ReferenceKeys:
         seen = self.live[key]
         if self.rules.policy == "lfu":
             return seen.frequency, seen.last, key
+        if self.rules.policy == "decay":
+            # Frequencies now are in the order of frequency * 2^number, of which
+            # the exponent and 23 bits are compared.
+            if seen.frequency == 0:
+                return -math.inf, 0, seen.last, key
+            number = seen.last // self.rules.half_life
+            size = seen.frequency.bit_length()
+            bits = (seen.frequency << 23) >> size
+            return number + size, bits, seen.last, key
         return self._age(key)
 
 

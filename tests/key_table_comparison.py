@@ -24,7 +24,14 @@ POLICIES = [
     {"policy": "lru", "ttl": 2},
     {"policy": "lfu", "ttl": 3, "evicts": True},
     {"policy": "lru", "ttl": 3, "by_time": True, "evicts": True},
-    {"policy": "lfu", "ttl": 4, "by_time": True, "evicts": True},
+    {"policy": "decay", "half_life": 3, "evicts": True},
+    {
+        "policy": "decay",
+        "ttl": 4,
+        "half_life": 2,
+        "by_time": True,
+        "evicts": True,
+    },
 ]
 ADMISSIONS = [
     {},
@@ -201,11 +208,13 @@ def _array(seen):
 def run_random_stream(rng, capacity, steps):
     """Steps of random rules and sizes, some of which have no room."""
     most = int(capacity * rng.choice([1, 2, 3.5]))
+    floor = int(rng.integers(0, most + 1)) if rng.random() < 0.5 else 0
     compared = Compared(
         KeyRules(
             capacity=capacity,
             max_capacity=most,
             candidates=int(rng.integers(1, 2 * capacity + 1)),
+            floor=floor,
             **ADMISSIONS[rng.integers(len(ADMISSIONS))],
             **POLICIES[rng.integers(len(POLICIES))],
         )

@@ -11,6 +11,7 @@ from dynamic_layers import normal, train
 from keras_under_test import keras, layers
 from process_tiers import nightly, on
 from tfrs_embed import (
+    DecayingFrequency,
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
@@ -71,6 +72,39 @@ BAD_RULES = [
     (lambda: TimeToLive(seconds="1"), TypeError, "seconds must be a number"),
     (lambda: TimeToLive(seconds=1e-4), ValueError, "from 0.001 seconds"),
     (lambda: TimeToLive(days=1e300), ValueError, "to 100,000 days, got 1e"),
+    (
+        lambda: DecayingFrequency(-5),
+        ValueError,
+        "DecayingFrequency: steps must be an integer >= 1, got -5",
+    ),
+    (lambda: DecayingFrequency(days=0), ValueError, "days must be above 0"),
+    (
+        lambda: DynamicKeys(
+            eviction=(TimeToLive(days=3), DecayingFrequency(steps=5))
+        ),
+        ValueError,
+        "counts in steps or in time",
+    ),
+    (
+        lambda: DynamicKeys(eviction=DecayingFrequency(3), when_full="error"),
+        ValueError,
+        "would never evict",
+    ),
+    (lambda: DynamicKeys(floor=1.5), ValueError, "floor must be at most 1"),
+    (lambda: DynamicKeys(floor=0), ValueError, "floor must be above 0"),
+    (lambda: DynamicKeys(floor=-0.5), ValueError, "floor must be above 0"),
+    (lambda: DynamicKeys(floor=np.nan), ValueError, "floor must be finite"),
+    (lambda: DynamicKeys(floor="1"), TypeError, "floor must be a number"),
+    (
+        lambda: DynamicKeys(floor=0.9, eviction=None),
+        ValueError,
+        "a floor is for steps that evict, and eviction=None.* evicts none",
+    ),
+    (
+        lambda: DynamicKeys(floor=0.9, when_full="grow"),
+        ValueError,
+        "max_rows=None evicts none",
+    ),
     (lambda: DynamicKeys(eviction=()), ValueError, "two rules if the first"),
     (
         lambda: DynamicKeys(eviction=("lfu", TimeToLive(3))),
@@ -625,6 +659,8 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys(when_full="grow", max_rows=50),
         DynamicKeys(eviction=TimeToLive(days=30)),
         DynamicKeys(eviction=(TimeToLive(hours=0.5), "LFU")),
+        DynamicKeys(eviction=[TimeToLive(9), DecayingFrequency(3)]),
+        DynamicKeys(eviction=DecayingFrequency(days=7), floor=0.95),
     ]
     layer = layers.PartialTPUEmbedding(
         [

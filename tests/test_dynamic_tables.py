@@ -114,6 +114,11 @@ STREAMS = {
         ),
         ("row_wise_adagrad", "adagrad_clipnorm_decay"),
     ),
+    "decay_floor": (
+        DynamicKeys(eviction=tfrs_embed.DecayingFrequency(3), floor=0.7),
+        DynamicKeys("string", eviction=(TimeToLive(3), "lfu"), floor=0.9),
+        ("adagrad", "sgd"),
+    ),
     "error": (
         DynamicKeys(admission=FrequencyAdmission(4), eviction=None),
         DynamicKeys("string", tfrs_embed.ProbabilisticAdmission(0.2), None),

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamic_reference import shard_of
+from dynamic_reference import Seen, shard_of
 from key_table_comparison import (
     ADMISSIONS,
     EXTREME,
@@ -40,6 +40,7 @@ def all_rules(draw):
         capacity=capacity,
         max_capacity=most,
         candidates=draw(st.integers(1, 15)),
+        floor=draw(st.sampled_from([0, 0, 1, most // 2, most])),
         **draw(st.sampled_from(ADMISSIONS)),
         **draw(st.sampled_from(POLICIES)),
     )
@@ -243,6 +244,76 @@ def test_expired_keys_go_by_age_and_others_by_frequency():
     compared.replace({1: (9, 1), 2: (8, 2), 3: (2, 6), 4: (1, 7)}, {})
     assert compared.commit([5], None, 8).evicted == {1}
     assert compared.commit([6, 7], None, 8).evicted == {2, 4}
+    compared.check()
+
+
+def test_a_full_table_evicts_down_to_its_floor_in_one_step():
+    rules = KeyRules(10, 10, 1, policy="lru", evicts=True, floor=6)
+    compared = Compared(rules)
+    compared.commit(list(range(10)), None, 1)
+    assert compared.commit([0, 1, 10], None, 2).evicted == {2, 3, 4, 5, 6}
+    assert compared.commit([11, 12, 13, 14], None, 3).evicted == set()
+    # No key of the step goes.
+    keys = [*range(10, 15), 0, 1, 7, 15]
+    assert compared.commit(keys, None, 4).evicted == {8, 9}
+    compared.check()
+
+
+def test_a_table_grows_before_it_evicts_down_to_its_floor():
+    rules = KeyRules(3, 6, 1, policy="lru", ttl=5, evicts=True, floor=2)
+    compared = Compared(rules)
+    compared.commit([1, 2, 3], None, 1)
+    assert compared.commit([4, 5, 6], None, 2).evicted == set()
+    # Expired keys go first, and others too.
+    assert compared.commit([7], None, 7).evicted == {1, 2, 3, 4, 5}
+    compared.check()
+
+
+# So many keys go that their order is looked for in parts.
+@nightly(without_kernels)
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
+def test_many_keys_go_together(policy):
+    rules = KeyRules(3000, 3000, 1, **policy, floor=2000)
+    if not rules.evicts:
+        return
+    compared = Compared(rules)
+    rng = np.random.default_rng(0)
+    for step in range(1, 40):
+        keys = (rng.zipf(1.3, 200) % 4000).tolist()
+        new = range(10_000 + 300 * step, 10_300 + 300 * step)
+        compared.commit([*keys, *new], None, [step, step])
+    assert compared.reference.total[1] > 6000
+    compared.check()
+
+
+def test_frequencies_decay():
+    rules = KeyRules(4, 4, 1, policy="decay", half_life=10, evicts=True)
+    compared = Compared(rules)
+    # Worth 4, 3, 2 and 0 in step 19, and 0 from the end of four half-lives.
+    compared.replace({1: (4, 12), 2: (7, 9), 3: (2, 18), 4: (9, -21)}, {})
+    compared.commit([5], [3], 19)
+    compared.check()
+    assert 4 not in compared.rows
+    compared.commit([2, 3, 5], None, 20)
+    compared.check()
+    assert compared.reference.live[2] == Seen(2, 20)
+    assert compared.commit([6], None, 31).evicted == {1}
+    compared.check()
+
+
+def test_frequencies_of_all_sizes_decay_alike():
+    rules = KeyRules(400, 400, 1, policy="decay", half_life=7, evicts=True)
+    rng = np.random.default_rng(0)
+    seen = {
+        key: (int(2 ** rng.uniform(0, 62.9)), int(rng.integers(-200, 200)))
+        for key in range(399)
+    }
+    seen[399] = 0, 199
+    seen |= {400 - i: (2**i - i % 2, 5) for i in range(1, 63)}
+    compared = Compared(rules)
+    compared.replace(seen, {})
+    for i in range(80):
+        compared.commit(list(range(500 + 5 * i, 505 + 5 * i)), None, 200 + i)
     compared.check()
 
 

@@ -21,6 +21,7 @@ from process_tiers import nightly, on
 from reference import best_ids
 from strategies.replicas import distribute
 from tfrs_embed import (
+    DecayingFrequency,
     DynamicKeys,
     FeatureConfig,
     FileStorage,
@@ -124,6 +125,7 @@ def look_up(layer):
         {"eviction": "lru"},
         {"eviction": "lfu"},
         {"eviction": TimeToLive(3)},
+        {"eviction": (TimeToLive(4), DecayingFrequency(2)), "floor": 0.8},
         {"when_full": "grow", "max_rows": 100},
         {"admission": FrequencyAdmission(2)},
     ],
@@ -134,7 +136,9 @@ def test_it_holds_what_memory_would(tmp_path, rules, optimizer):
     layer = make_layer(spilling(tmp_path, **rules), optimizer=optimizer)
     admission = rules.get("admission")
     kept = DynamicKeys(
-        eviction=None, admission=admission, candidates=admission and 10 * KEYS
+        eviction=rules.get("eviction", "lru"),
+        admission=admission,
+        candidates=admission and 10 * KEYS,
     )
     other = make_layer(kept, rows=4 * KEYS, optimizer=optimizer)
     assert train(layer) == train(other)

@@ -22,6 +22,7 @@ from tfrs_embed.compat import lazy, progress
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.configs import types
 from tfrs_embed.configs.dynamic_keys import (
+    DecayingFrequency,
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "All2AllDenseEmbedding",
+    "DecayingFrequency",
     "DistributedEmbedding",
     "DynamicEmbedding",
     "DynamicKeys",

@@ -427,8 +427,15 @@ def try_mapped(rng, folder):
 def try_spill(rng, folder):
     """Keys that lose their rows to others, and have them again."""
     capacity, dim = int(rng.integers(1, 40)), int(2 ** rng.uniform(0, 11))
+    policies = [{"policy": "lru"}, {"policy": "lfu", "ttl": 4}]
+    policies.append({"policy": "decay", "half_life": 3, "ttl": 5})
     rules = KeyRules(
-        capacity, capacity, 1, policy=rng.choice(["lru", "lfu"]), evicts=True
+        capacity,
+        capacity,
+        1,
+        **rng.choice(policies),
+        evicts=True,
+        floor=int(rng.integers(capacity + 1)),
     )
     variables = {
         "parameters": tf.Variable(tf.zeros([FIRST_ROW + capacity, dim])),

@@ -33,6 +33,13 @@ KEYS = {
         admission=tfrs_embed.FrequencyAdmission(2),
         fallback_rows=8,
     ),
+    "days": dict(
+        eviction=(
+            tfrs_embed.TimeToLive(days=3),
+            tfrs_embed.DecayingFrequency(days=1),
+        ),
+        floor=0.9,
+    ),
     "chance": dict(admission=tfrs_embed.ProbabilisticAdmission(0.5)),
 }
 
@@ -93,6 +100,8 @@ class Reference:
         self.shards = [
             ReferenceKeys(key_rules(self.table, world)) for _ in range(world)
         ]
+        by_time = self.shards[0].rules.by_time
+        self.last_used = "last_used_time" if by_time else "last_used"
         self.rows = {}
         # By their numbers, which don't depend on the number of shards.
         self.fallback = {
@@ -101,7 +110,7 @@ class Reference:
         }
         self.steps = 0
 
-    def step(self, batches):
+    def step(self, batches, time=0):
         """Returns each replica's vectors, and trains."""
         self.steps += 1
         everything = [k for b in batches for k in (*b[0], *b[1].ravel())]
@@ -111,7 +120,7 @@ class Reference:
                 for k in everything
                 if shard_of(int(k), self.world) == shard
             ]
-            outcome = keys.commit(mine, None, self.steps)
+            outcome = keys.commit(mine, None, self.steps, time)
             assert not outcome.lacking
             for key in outcome.evicted:
                 del self.rows[key]
@@ -166,7 +175,7 @@ class Reference:
             "keys": np.array(keys, np.int64),
             "parameters": np.stack([self.rows[k] for k in keys]),
             "frequency": np.array([live[k].frequency for k in keys]),
-            "last_used": np.array([live[k].last for k in keys]),
+            self.last_used: np.array([live[k].last for k in keys]),
             "candidates": np.array(
                 [
                     (k, others[k].frequency, others[k].last)
@@ -196,8 +205,9 @@ def make_batches(rng, pool, world):
 def assert_state(layer, reference):
     held, expected = state_of(layer), reference.state()
     for name, value in expected.items():
+        close = 1e-5 * (name == "parameters")
         np.testing.assert_allclose(
-            held[name], value, rtol=1e-5, atol=1e-5, err_msg=name
+            held[name], value, rtol=close, atol=close, err_msg=name
         )
 
 
@@ -219,16 +229,20 @@ def test_shards_equal_the_reference(strategy, keys):
     step = trainer(strategy, layer)
     rng = np.random.default_rng(3)
     pool = rng.integers(-(2**63), 2**63 - 1, 200 * world)
-    for i in range(5 * world):  # Until keys are evicted on four replicas, too.
-        # What is of interest drifts.
-        part = pool[6 * world * i :][: 20 * world]
-        batches = make_batches(rng, part, world)
-        expected = reference.step(batches)
-        for replica, vectors in step(batches).items():
-            for name, vector in vectors.items():
-                np.testing.assert_allclose(
-                    vector, expected[replica][name], rtol=1e-4, atol=1e-5
-                )
+    hours = 0.0
+    with tfrs_embed.testing.simulated_clock(lambda: 3600 * hours):
+        # Until keys are evicted on four replicas, too.
+        for i in range(5 * world):
+            # What is of interest drifts, and the clock jumps.
+            hours += rng.choice([8, 20, -9])
+            part = pool[6 * world * i :][: 20 * world]
+            batches = make_batches(rng, part, world)
+            expected = reference.step(batches, int(3_600_000_000 * hours))
+            for replica, vectors in step(batches).items():
+                for name, vector in vectors.items():
+                    np.testing.assert_allclose(
+                        vector, expected[replica][name], rtol=1e-4, atol=1e-5
+                    )
     assert_state(layer, reference)
     table = layer.tables["items"]
     assert table.size == sum(len(s.live) for s in reference.shards)

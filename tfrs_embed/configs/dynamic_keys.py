@@ -187,8 +187,40 @@ class TimeToLive(Span):
     """
 
 
+class DecayingFrequency(Span):
+    """Evicts the least frequent keys first, where old uses count less.
+
+    A key's frequency is halved, rounding down, at each multiple of the given
+    number of steps or of the time. Keys of equal frequency go as with "lru".
+    Frequencies are compared to seven digits.
+
+    Take it in the place of "lfu", which is slow to forget formerly popular
+    keys, if popularity changes: a good first half-life is the time in which
+    about half of the popular keys change. Don't take it for a half-life of few
+    steps, which is "lru" at more cost. Candidates of `FrequencyAdmission`, and
+    the frequencies of keys that are not used, are as of their last use in
+    checkpoints and reports.
+
+    Example:
+        >>> tfrs_embed.DecayingFrequency(steps=50_000)
+        DecayingFrequency(steps=50000)
+        >>> tfrs_embed.DecayingFrequency(days=7)
+        DecayingFrequency(days=7.0)
+
+    Attributes:
+        steps: the half-life in steps, at least 1.
+        days: the half-life in days.
+        hours: the half-life in hours.
+        seconds: the half-life in seconds, at least 0.001.
+
+    Raises:
+        ValueError: not exactly one of these is given, or it is out of range.
+        TypeError: a time is no number.
+    """
+
+
 #: One rule of `DynamicKeys.eviction`.
-EvictionRule = str | TimeToLive
+EvictionRule = str | TimeToLive | DecayingFrequency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,11 +247,11 @@ class DynamicKeys:
         admission: which keys get rows: a `FrequencyAdmission`, a
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
-            least frequent, and of these the longest unused; a `TimeToLive`;
-            None. Among equal keys the smallest goes. Or two rules, a
-            `TimeToLive` and one of the others, such as
-            `(TimeToLive(days=30), "lfu")`: expired keys go first, the longest
-            unused first, then those that the second rule puts first.
+            least frequent, and of these the longest unused; a
+            `DecayingFrequency`; a `TimeToLive`; None. Among equal keys the
+            smallest goes. Or two rules, a `TimeToLive` and one of the others,
+            such as `(TimeToLive(days=30), "lfu")`: expired keys go first, the
+            longest unused first, then those that the second rule puts first.
         when_full: what a step does that needs more rows than there are: "evict"
             takes rows from other keys; "grow" doubles the rows, up to max_rows,
             and then evicts if there is an eviction rule; "error" fails and
@@ -243,6 +275,10 @@ class DynamicKeys:
             some 150 bytes for each key beside the text. `keys()`, `top_k` and
             `export_rows` then return strings. It is for one process: several
             workers are an error.
+        floor: a step that has to evict keys evicts so many that this share of
+            the rows is in use afterwards, if keys that the step doesn't use are
+            enough; above 0, at most 1. The steps that follow evict none, and
+            cost less. None: a step evicts as few keys as it has to.
 
     Raises:
         ValueError: a value is out of its range, or two contradict each other.
@@ -258,6 +294,7 @@ class DynamicKeys:
     spill: FileStorage | None = None
     fallback_rows: int | None = None
     keep_text: bool = False
+    floor: float | None = None
 
     #: The end of errors about a full table.
     MORE_ROOM = "More rows make room."
@@ -295,7 +332,26 @@ class DynamicKeys:
                 f"when_full='grow', not '{self.when_full}'."
             )
         if self.spill is not None:
-            self._check_spill(self.spill)
+            if not isinstance(self.spill, FileStorage):
+                raise TypeError(
+                    "DynamicKeys: spill must be a FileStorage or None, got "
+                    f"{self.spill!r}."
+                )
+            if self.fallback_rows is not None:
+                raise ValueError(
+                    f"DynamicKeys: fallback_rows={self.fallback_rows} is for "
+                    "keys that have lost their rows, and with a spill none "
+                    "do. Leave one of them out."
+                )
+            self._require_evictions("a spill is for keys that are evicted")
+        if self.floor is not None:
+            value = number(self.floor, "DynamicKeys: floor")
+            if value > 1:
+                raise ValueError(
+                    f"DynamicKeys: floor must be at most 1, got {value}."
+                )
+            object.__setattr__(self, "floor", value)
+            self._require_evictions("a floor is for steps that evict")
         flag(self.keep_text, "DynamicKeys: keep_text")
         if self.keep_text and self.dtype != tf.string:
             raise ValueError(
@@ -303,24 +359,14 @@ class DynamicKeys:
                 f"{self.dtype.name}: other keys are kept as they are."
             )
 
-    def _check_spill(self, spill: FileStorage) -> None:
-        if not isinstance(spill, FileStorage):
-            raise TypeError(
-                "DynamicKeys: spill must be a FileStorage or None, got "
-                f"{spill!r}."
-            )
-        if self.fallback_rows is not None:
-            raise ValueError(
-                f"DynamicKeys: fallback_rows={self.fallback_rows} is for keys "
-                "that have lost their rows, and with a spill none do. Leave "
-                "one of them out."
-            )
+    def _require_evictions(self, why: str) -> None:
+        """Requires that steps evict keys; `why` begins the error."""
         grows = self.when_full == "grow" and self.max_rows is None
         if self.eviction is None or self.when_full == "error" or grows:
             raise ValueError(
-                "DynamicKeys: a spill is for keys that are evicted, and "
-                f"eviction={self.eviction!r}, when_full='{self.when_full}', "
-                f"max_rows={self.max_rows} evicts none in a step."
+                f"DynamicKeys: {why}, and eviction={self.eviction!r}, "
+                f"when_full='{self.when_full}', max_rows={self.max_rows} "
+                "evicts none in a step."
             )
 
     @property
@@ -385,12 +431,12 @@ def _checked_rule(rule: Any) -> EvictionRule:
     what = "DynamicKeys: eviction"
     if isinstance(rule, str):
         return choice(rule.lower(), ("lru", "lfu"), what)
-    if isinstance(rule, TimeToLive):
+    if isinstance(rule, (TimeToLive, DecayingFrequency)):
         return rule
     raise TypeError(
-        f"{what} must be 'lru', 'lfu', a TimeToLive, two of these, or None, "
-        f"got {rule!r}. A program with a rule of its own calls the table's "
-        "remove(keys)."
+        f"{what} must be 'lru', 'lfu', a TimeToLive, a DecayingFrequency, two "
+        f"of these, or None, got {rule!r}. A program with a rule of its own "
+        "calls the table's remove(keys)."
     )
 
 

@@ -13,6 +13,7 @@ from tfrs_embed.compat import keras_configs, keras_versions
 from tfrs_embed.compat.arguments import choice
 from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.configs.dynamic_keys import (
+    DecayingFrequency,
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
@@ -39,6 +40,7 @@ _DECLARATIONS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *KINDS,
+        DecayingFrequency,
         DynamicKeys,
         FileStorage,
         FrequencyAdmission,

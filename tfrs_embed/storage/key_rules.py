@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfrs_embed.configs.dynamic_keys import (
     CANDIDATES_PER_ROW,
+    DecayingFrequency,
     KeysOfShards,
     Span,
     TimeToLive,
@@ -36,6 +38,8 @@ _DEVIATIONS = 6
 # Beyond the range of row indices.
 _UNLIMITED = 2**40
 _BITS = 2**64 - 1
+# Half-lives are counted up to this number.
+_MOST_NUMBER = 2**41 - 64
 
 
 class LiveKeys(NamedTuple):
@@ -77,11 +81,16 @@ class KeyRules:
             occurs.
         seed: the seed of these draws, 64 bits.
         policy: the order of eviction. "lru": by the last use; "lfu": by
-            frequency, then by the last use; "none": no order.
+            frequency, then by the last use; "decay": as "lfu", by frequencies
+            that decay; "none": no order.
         ttl: a key expires this long after its last use, and expired keys go
             first; 0: none expires.
+        half_life: with the policy "decay", frequencies are halved at each
+            multiple of this number; else 0.
         by_time: whether moments are times.
         evicts: whether keys that have not expired are evicted too.
+        floor: to so many keys a step evicts that has to evict, when the
+            capacity is the largest; 0: it evicts as few as it has to.
         spills: whether evicted keys' rows go to a file.
         fallback_rows: how many rows of all shards keys without a row share; 0:
             they have none.
@@ -96,8 +105,10 @@ class KeyRules:
     seed: int = 0
     policy: str = "none"
     ttl: int = 0
+    half_life: int = 0
     by_time: bool = False
     evicts: bool = False
+    floor: int = 0
     spills: bool = False
     fallback_rows: int = 0
     world: int = 1
@@ -112,6 +123,11 @@ class KeyRules:
         """How many of the shared rows are on this shard."""
         return self.fallback_rows // self.world
 
+    @property
+    def least(self) -> int:
+        """How many keys are left after a step that evicts at full capacity."""
+        return self.floor or self.max_capacity
+
     def admits(self, key: int, occurrences: int, step: int) -> bool:
         """Whether a key without a row gets one in a step."""
         if self.threshold:
@@ -121,6 +137,13 @@ class KeyRules:
         bits = _mix((self.seed & _BITS) ^ _mix(key & _BITS))
         uniform = (_mix(bits + step) >> 11) * 2.0**-53
         return bool(uniform < 1 - (1 - self.probability) ** occurrences)
+
+    def later(self, frequency: int, then: int, now: int) -> int:
+        """Returns what a frequency has become since a moment."""
+        if not self.half_life or now <= then:
+            return frequency
+        halvings = now // self.half_life - then // self.half_life
+        return frequency >> min(halvings, 63)
 
     def grown(self, capacity: int, keys: int) -> int:
         """Returns the capacity for so many keys, or the largest allowed."""
@@ -157,6 +180,7 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
     spans = [rule for rule in keys.rules if isinstance(rule, Span)]
     last = keys.rules[-1] if keys.rules else "none"
+    policy = "decay" if isinstance(last, DecayingFrequency) else "lru"
     return KeyRules(
         capacity=capacity,
         max_capacity=most,
@@ -164,14 +188,21 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         threshold=getattr(keys.admission, "threshold", 0),
         probability=getattr(keys.admission, "probability", 1.0),
         seed=initial_key_values.seed_of(table),
-        policy=last if isinstance(last, str) else "lru",
-        ttl=sum(s.length for s in spans if isinstance(s, TimeToLive)),
+        policy=last if isinstance(last, str) else policy,
+        ttl=_length(spans, TimeToLive),
+        half_life=_length(spans, DecayingFrequency),
         by_time=keys.by_time,
         evicts=evicts,
+        floor=0 if keys.floor is None else max(1, int(keys.floor * most)),
         spills=keys.spill is not None,
         fallback_rows=fallback_rows,
         world=world,
     )
+
+
+def _length(spans: Sequence[Span], kind: type[Span]) -> int:
+    """Returns the length of the span of a kind, or 0."""
+    return sum(span.length for span in spans if isinstance(span, kind))
 
 
 def eviction_order(rules: KeyRules, known: LiveKeys, now: int) -> np.ndarray:
@@ -182,11 +213,32 @@ def eviction_order(rules: KeyRules, known: LiveKeys, now: int) -> np.ndarray:
     by = [known.keys, known.last_used]
     if rules.policy == "lfu":
         by.append(known.frequency)
+    elif rules.policy == "decay":
+        by.append(_decayed(known.frequency, known.last_used, rules.half_life))
     if rules.ttl:
         alive = ~is_expired(rules, known.last_used, now)
         # Expired keys go by their last use.
         by = [*by[:2], *(np.where(alive, each, 0) for each in by[2:]), alive]
     return np.lexsort(by)
+
+
+def _decayed(
+    frequency: np.ndarray, last_used: np.ndarray, half_life: int
+) -> np.ndarray:
+    """Orders keys by frequencies that decay: see HalfLife in the kernels."""
+    number = np.clip(last_used // half_life, -_MOST_NUMBER, _MOST_NUMBER)
+    rest = np.maximum(frequency, 1).astype(np.uint64)
+    bits = np.ones_like(rest)
+    normal = rest.copy()
+    for shift in np.array([32, 16, 8, 4, 2, 1], np.uint64):
+        more = rest >> shift > 0
+        bits += np.where(more, shift, 0).astype(np.uint64)
+        rest = np.where(more, rest >> shift, rest)
+    one, drop = np.uint64(1), np.uint64(42)
+    fraction = normal << (np.uint64(64) - bits) << one >> drop
+    score = (number + bits.astype(np.int64)) * 2**22
+    score += fraction.astype(np.int64)
+    return np.where(frequency > 0, score, 1 - 2**63)
 
 
 def is_expired(rules: KeyRules, last_used: np.ndarray, now: int) -> np.ndarray:

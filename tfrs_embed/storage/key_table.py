@@ -451,9 +451,9 @@ def _make_handle(
         seed=seed - 2**64 if seed >= 2**63 else seed,
         policy=rules.policy,
         ttl=rules.ttl,
-        half_life=0,
+        half_life=rules.half_life,
         by_time=rules.by_time,
-        floor=rules.max_capacity,
+        floor=rules.least,
         evicts=rules.evicts,
         **(spill.attributes() if spill else {}),
     )

@@ -293,7 +293,9 @@ class PlainKeys:
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             if count > 0:
                 before = self._live.get(key) or self._candidates.get(key, _NEW)
-                row, frequency, _ = known.get(key, before)
+                row, frequency, last_used = known.get(key, before)
+                if row != ABSENT:
+                    frequency = self._rules.later(frequency, last_used, now)
                 known[key] = [row, frequency + count, now]
                 hits += count * (row != ABSENT)
         admitted = [
@@ -341,12 +343,13 @@ def _make_room(
     # Expired keys are evicted before the capacity grows, others after.
     seen = _as_arrays(others)
     expired = int(np.sum(is_expired(rules, seen.last_used, now)))
-    gone = min(expired, needed - capacity)
+    full = capacity == rules.max_capacity
+    gone = min(expired, needed - (rules.least if full else capacity))
     capacity = rules.grown(capacity, needed - gone)
     lacking = max(0, needed - gone - capacity)
-    if rules.evicts and rules.policy != "none":
-        more = min(lacking, len(others) - gone)
-        gone, lacking = gone + more, lacking - more
+    if rules.evicts and rules.policy != "none" and (full or lacking):
+        more = min(needed - gone - rules.least, len(others) - gone)
+        gone, lacking = gone + more, max(0, lacking - more)
     order = eviction_order(rules, seen, now)[:gone]
     return seen.keys[order].tolist(), capacity, lacking
 
