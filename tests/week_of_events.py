@@ -17,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from tfrs_embed.testing import simulated_clock
 
 import tfrs_embed
 from conftest import STRATEGY
+from dynamic_layers import fingerprint
 from dynamic_reference import ReferenceKeys, shard_of
 from strategies.replicas import distribute
 from tfrs_embed.storage.key_rules import key_rules
@@ -32,7 +34,10 @@ ROWS, DIM, RATE = 96, 2, 2.0**-10
 BATCH = 12
 DAYS, STEPS_A_DAY, STEPS_PER_SAVE = 7, 12, 5
 DAY = 86_400
+#: From which step to which the clock is two days late.
+BACK = (40, 44)
 
+TimeToLive = tfrs_embed.TimeToLive
 #: The arguments of `DynamicKeys` of each table.
 RULES = {
     "lru": dict(eviction="lru"),
@@ -41,7 +46,19 @@ RULES = {
         admission=tfrs_embed.FrequencyAdmission(2),
         candidates=60,
     ),
-    "ttl": dict(eviction=tfrs_embed.TimeToLive(STEPS_A_DAY)),
+    "steps": dict(eviction=TimeToLive(STEPS_A_DAY)),
+    "days": dict(eviction=TimeToLive(days=2)),
+    "decay": dict(eviction=tfrs_embed.DecayingFrequency(hours=20)),
+    "decay of steps": dict(
+        eviction=tfrs_embed.DecayingFrequency(9), floor=0.75
+    ),
+    "days, lfu": dict(eviction=(TimeToLive(days=3), "lfu"), floor=0.9),
+    "shared": dict(
+        eviction=(TimeToLive(hours=60), tfrs_embed.DecayingFrequency(days=1)),
+        admission=tfrs_embed.FrequencyAdmission(2),
+        fallback_rows=12,
+    ),
+    "text": dict(dtype=tf.string, eviction="lru", keep_text=True),
 }
 
 
@@ -74,10 +91,18 @@ def week():
             number = day * STEPS_A_DAY + i + 1
             chosen = (len(pool) * rng.random(BATCH) ** 2).astype(int)
             now = start + day * DAY + 3600 * hour
+            if BACK[0] <= number < BACK[1]:
+                now -= 2 * DAY
             yield Step(number, now, pool[chosen], i == STEPS_A_DAY - 1)
 
 
-def make_layer():
+def tables_of(strategy):
+    """The names of the tables; several workers can't keep texts."""
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return [name for name in RULES if not workers or name != "text"]
+
+
+def make_layer(names):
     features = {
         name: tfrs_embed.FeatureConfig(
             name,
@@ -86,10 +111,10 @@ def make_layer():
                 ROWS,
                 DIM,
                 initializer=tf_keras.initializers.Ones(),
-                keys=tfrs_embed.DynamicKeys(**rules),
+                keys=tfrs_embed.DynamicKeys(**RULES[name]),
             ),
         )
-        for name, rules in RULES.items()
+        for name in names
     }
     return tfrs_embed.PartialTPUEmbedding(
         features, tf_keras.optimizers.SGD(RATE), name="layer"
@@ -100,38 +125,43 @@ class Job:
     """A layer that trains on the week's events, and its checkpoint."""
 
     def __init__(self, strategy):
-        self.strategy = strategy
+        self.strategy, self.names = strategy, tables_of(strategy)
         with strategy.scope():
-            self.layer = make_layer()
+            self.layer = make_layer(self.names)
             self.layer.build(None)
             self.done = tf.Variable(0, trainable=False, dtype=tf.int64)
         self.checkpoint = tf.train.Checkpoint(layer=self.layer, done=self.done)
 
         def of_replica(keys):
+            given = dict.fromkeys(self.names, keys)
+            if "text" in given:
+                given["text"] = tf.strings.as_string(keys)
             with tf.GradientTape() as tape:
-                vectors = self.layer(dict.fromkeys(RULES, keys), training=True)
+                vectors = self.layer(given, training=True)
                 loss = tf.add_n([tf.reduce_sum(v) for v in vectors.values()])
             differentiate(tape, loss, self.layer.trainable_variables)
 
         self._train = tf.function(lambda keys: strategy.run(of_replica, [keys]))
 
     def step(self, step):
-        parts = np.split(step.keys, self.strategy.num_replicas_in_sync)
-        self._train(distribute(self.strategy, parts))
-        if step.ends_day:
-            self.end_day(step)
+        with simulated_clock(lambda: step.now):
+            parts = np.split(step.keys, self.strategy.num_replicas_in_sync)
+            self._train(distribute(self.strategy, parts))
+            if step.ends_day:
+                for name in ("steps", "days"):
+                    self.layer.tables[name].evict()
+                self.layer.tables["lru"].remove(step.keys[:5])
         self.done.assign(step.number)
 
-    def end_day(self, step):
-        del step
-        self.layer.tables["ttl"].evict()
-
     def result(self):
-        return {
+        found = {
             f"{name}/{part}": variable.numpy()
-            for name in RULES
+            for name in self.names
             for part, variable in self.layer.tables[name].variables.items()
         }
+        if "text" in self.names:
+            found["text/texts"] = self.layer.tables["text"].keys()
+        return found
 
 
 class ReferenceTable:
@@ -139,62 +169,86 @@ class ReferenceTable:
 
     def __init__(self, spec, world):
         rules = key_rules(spec, world)
-        self.rules, self.world = rules, world
+        self.rules, self.world, self.keys = rules, world, spec.keys
         self.shards = [ReferenceKeys(rules) for _ in range(world)]
-        self.rows = {}
+        self.rows, self.texts = {}, {}
+        self.shared = [1.0] * (spec.keys.fallback_rows or 0)
 
     def step(self, step):
+        keys, time = step.keys.tolist(), int(step.now * 1_000_000)
+        if self.keys.dtype == tf.string:
+            texts = [str(key).encode() for key in keys]
+            keys = [fingerprint(text) for text in texts]
+            self.texts.update(zip(keys, texts, strict=True))
         for rank, shard in enumerate(self.shards):
-            mine = [k for k in step.keys.tolist() if self.shard_of(k) == rank]
-            outcome = shard.commit(mine, None, step.number)
+            mine = [k for k in keys if shard_of(k, self.world) == rank]
+            outcome = shard.commit(mine, None, step.number, time)
             assert not outcome.lacking
             for key in outcome.evicted:
                 del self.rows[key]
-            self.rows.update(dict.fromkeys(outcome.admitted, 1.0))
+            for key in outcome.admitted:
+                self.rows[key] = self.first(key)
             for key in mine:
                 if key in self.rows:
                     self.rows[key] -= RATE
+                elif self.shared:
+                    self.shared[shard_of(key, len(self.shared))] -= RATE
 
-    def shard_of(self, key):
-        return shard_of(key, self.world)
+    def first(self, key):
+        if self.shared:
+            return self.shared[shard_of(key, len(self.shared))]
+        return 1.0
+
+    def remove(self, keys):
+        for shard in self.shards:
+            for key in shard.remove(keys):
+                del self.rows[key]
 
     def evict_expired(self, step):
-        for shard in self.shards:
-            expired = [
-                key
-                for key, seen in shard.live.items()
-                if step.number - seen.last > self.rules.ttl
-            ]
-            for key in shard.remove(expired, evicted=True):
-                del self.rows[key]
+        now = int(step.now * 1_000_000) if self.rules.by_time else step.number
+        expired = [
+            key
+            for shard in self.shards
+            for key, seen in shard.live.items()
+            if now - seen.last > self.rules.ttl
+        ]
+        self.remove(expired)
 
     def state(self):
         live = {k: s for shard in self.shards for k, s in shard.live.items()}
         seen = {k: s for d in self.shards for k, s in d.candidates.items()}
         keys = sorted(live)
-        return {
+        last_used = "last_used_time" if self.rules.by_time else "last_used"
+        state = {
             "keys": keys,
             "parameters": [[self.rows[key]] * DIM for key in keys],
             "frequency": [live[key].frequency for key in keys],
-            "last_used": [live[key].last for key in keys],
+            last_used: [live[key].last for key in keys],
             "candidates": np.reshape(
                 [(k, seen[k].frequency, seen[k].last) for k in sorted(seen)],
                 [-1, 3],
             ),
         }
+        if self.shared:
+            state["fallback_parameters"] = [[row] * DIM for row in self.shared]
+        if self.texts:
+            state["texts"] = np.array([self.texts[k] for k in keys], object)
+        return state
 
 
-def expected(world):
-    """The result with so many replicas, by dicts."""
+def expected(names, world):
+    """The result of tables with so many replicas, by dicts."""
+    layer = make_layer(names)
     tables = {
-        spec.name: ReferenceTable(spec, world)
-        for spec in make_layer()._spec.tables
+        spec.name: ReferenceTable(spec, world) for spec in layer._spec.tables
     }
     for step in week():
         for table in tables.values():
             table.step(step)
         if step.ends_day:
-            tables["ttl"].evict_expired(step)
+            for name in ("steps", "days"):
+                tables[name].evict_expired(step)
+            tables["lru"].remove(step.keys[:5].tolist())
     return {
         f"{name}/{part}": np.array(value)
         for name, table in tables.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -163,14 +163,7 @@ def export(
     functions = served_functions(model, input_signature, signatures or {})
     strategy = strategy_of(model)
     writes = strategy.extended.should_checkpoint
-    applied = None
-    if updatable:
-        if APPLY_DELTA in functions:
-            raise ValueError(
-                f"updatable=True makes the signature '{APPLY_DELTA}': give "
-                "yours another name."
-            )
-        applied = AppliedDeltas(agreed(strategy, Link.first()))
+    applied = _first_delta(functions, strategy) if updatable else None
     with contextlib.ExitStack() as stack:
         files = None
         if mapped:
@@ -204,6 +197,21 @@ def export(
                 fingerprinting_utils.write_fingerprint(folder)
                 _require_free(path, overwrite)
                 _move(folder, path)
+
+
+def _first_delta(
+    functions: Collection[str], strategy: tf.distribute.Strategy
+) -> AppliedDeltas:
+    """Returns the state of deltas that an updatable export begins with.
+
+    Raises a ValueError if the model has a function with a delta's name.
+    """
+    if APPLY_DELTA in functions:
+        raise ValueError(
+            f"updatable=True makes the signature '{APPLY_DELTA}': give yours "
+            "another name."
+        )
+    return AppliedDeltas(agreed(strategy, Link.first()))
 
 
 def _require_free(path: str, overwrite: bool) -> None:
