@@ -42,7 +42,6 @@ def parse():
     parser.add_argument("--width", type=int, default=10, help="keys a sample")
     parser.add_argument("--new", type=float, default=0.01)
     parser.add_argument("--floor", type=float, default=0.95)
-    parser.add_argument("--only", nargs="+", help="contenders, by their words")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--each", type=int, default=20, help="steps in a round")
     parser.add_argument("--steps", type=int, default=20_000, help="of drift")
@@ -158,11 +157,7 @@ def contenders(args, ids):
 
 def steps(args):
     ids = Ids(args)
-    found = [
-        each
-        for each in contenders(args, ids)
-        if not args.only or any(word in each[0] for word in args.only)
-    ]
+    found = list(contenders(args, ids))
     times = {name: [] for name, _, _ in found}
     for round_ in range(args.rounds + 1):
         for name, step, draw in found:

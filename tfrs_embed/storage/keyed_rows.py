@@ -109,7 +109,7 @@ class KeyedRows(MemoryRows):
         by_time = any(s.rules.by_time for s in self.shards.values())
         number = tf.convert_to_tensor(step) + 1
         with tf.device(host_of(self.device)):
-            return tf.stack([number, clock.read() if by_time else 0])
+            return tf.stack([number, clock.read(number) if by_time else 0])
 
     def check(
         self,

@@ -13,9 +13,8 @@ def simulated_clock(seconds: Callable[[], float]) -> Iterator[None]:
     """Sets the clock by which keys of `DynamicKeys` tables age.
 
     Training steps, checkpoints and `evict` read this clock instead of the
-    machine's, in this process. A function that is traced before reads the
-    machine's clock; one that is traced inside calls Python in each step. Don't
-    use it for training that should be fast.
+    machine's, in this process. Don't use it in threads that train different
+    models: there is one clock for all.
 
     Example:
         >>> days = [0]
