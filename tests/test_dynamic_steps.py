@@ -819,7 +819,7 @@ def test_a_key_is_found_when_its_row_is_written(monkeypatch):
     def look_before(*args, parameters_only):
         if not parameters_only:
             seen.append(look_up_known(layer, [1, 2, 7]))
-        give(*args, parameters_only)
+        give(*args, parameters_only=parameters_only)
 
     monkeypatch.setattr(rows, "give", look_before)
     train_known(layer, tf.constant([2, 7], tf.int64))

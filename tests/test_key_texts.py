@@ -122,6 +122,20 @@ def test_methods_between_steps_keep_and_forget_texts():
     assert table.statistics()["text"]["keys"] == 3
     table.give_rows(["e", "g"])
     require_texts(table, [b"e", b"g"])
+    for again in (
+        lambda: table.assign(["e"], np.ones([1, 2])),
+        lambda: table.give_rows(["e", "g"]),
+        lambda: step_of(layer)(inputs_of(["e"], [["e"]])),
+    ):
+        table.remove(["e"])
+        again()
+        step_of(layer)(inputs_of(["g", "h"], [["i"]]))
+        require_texts(table, [b"e", b"g", b"h", b"i"])
+        assert table.statistics()["text"]["unknown"] == 0
+        table.give_rows(["e", "g"])
+    assert layer.statistics()["items"].keys.text == {
+        **table.statistics()["text"]
+    }
     table.variables["keys"].assign(np.sort([fingerprint(b"g"), 7]))
     require_texts(table, [b"g"])
     assert table.statistics()["text"]["unknown"] == 1
@@ -182,6 +196,17 @@ def test_an_average_gets_the_texts():
     step_of(layer)(inputs_of(["a", "b"], [["c"]]))
     other.assign_moving_average(layer, 0.5)
     require_texts(other.tables["items"], [b"a", b"b", b"c"])
+
+
+def test_of_two_strings_with_one_fingerprint_the_first_stays():
+    texts, keys = KeyTexts("items", 2), np.array([5, 6])
+    texts.reserve(keys, 1)
+    texts.learn(keys, [b"first", b"other"])
+    texts.learn(keys, [b"second", b"other"])
+    texts.admit(keys)
+    texts.learn(keys, [b"third", b"other"])
+    assert texts.of(np.array([5, 6, 7])).tolist() == [b"first", b"other", b""]
+    assert (len(texts), texts.nbytes) == (2, 10)
 
 
 def test_a_spill_keeps_the_texts_of_its_keys(tmp_path):

@@ -74,6 +74,9 @@ def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
     assert not table.key_texts._reserved and not table.key_texts._few
     found = table.top_k(tf.ones([1, 2]), 5)[1].numpy()[0].tolist()
     assert len({*found} & seen) == 5
+    best = tf.function(lambda: strategy.run(table.top_k, ([[1.0, 1.0]], 5)))
+    for texts in strategy.experimental_local_results(best()[1]):
+        assert texts.numpy()[0].tolist() == found
 
     path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "saved"))
     alone = make(rows=120)

@@ -148,7 +148,7 @@ class KeyTexts:
             self._unknown |= lacking
             self._want(lacking)
 
-    def learn(self, keys: np.ndarray, texts: Sequence[bytes]) -> None:
+    def learn(self, keys: np.ndarray, texts: Iterable[bytes]) -> None:
         """Takes texts that are wanted, and keeps the first of each key."""
         with self._lock:
             for key, text in zip(keys.tolist(), texts, strict=True):

@@ -93,8 +93,8 @@ class KeyedShard:
         keys: tf.Tensor,
         rows: tf.Tensor,
         initial: tf.Tensor,
-        parameters_only: bool,
         step: tf.Tensor,
+        parameters_only: bool,
     ) -> None:
         """Gives new keys their rows in memory, [n] int64, in a step.
 
@@ -146,7 +146,10 @@ class KeyedShard:
             self._notes.assign_add(tf.ensure_shape(made, []))
 
     def _take_gone(self) -> list[int]:
-        """Returns keys that have lost their rows, and so their texts."""
+        """Returns keys that have lost their rows, and so their texts.
+
+        Whatever gives keys rows takes these first: they may be among them.
+        """
         if self.spill is not None:
             return []  # Evicted keys keep their texts.
         keys = self.key_table.take_removed()
@@ -173,11 +176,10 @@ class KeyedShard:
 
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
         """Does what `KeyTable.remove` does, and forgets the keys' texts."""
-        rows = self.key_table.remove(keys, evicted)
         if self.texts is not None:
-            self._take_gone()
+            # Before: a step of another thread may give the keys rows again.
             self.texts.drop(keys.tolist())
-        return rows
+        return self.key_table.remove(keys, evicted)
 
     # For users and checkpoints, eagerly.
 
@@ -287,6 +289,8 @@ class KeyedShard:
         version = self.key_table.replace(
             keys, frequency, last_used, candidates, in_memory
         )
+        if self.texts is not None:
+            self._take_gone()  # Those that come back are not gone.
         rows = self.key_table.first_row + np.arange(len(keys))
         if self.spill is not None:
             rows[in_memory:] = self.spill.find(keys[in_memory:])
@@ -320,7 +324,7 @@ class KeyedShard:
         kept = candidates[~np.isin(candidates[:, 0], new)]
         self._replace(self.live(), new, now, kept)
         if self.texts is not None:
-            self.texts.admit(new)
+            self.texts.admit(new, self._take_gone())
 
     def _replace(
         self,

@@ -64,7 +64,7 @@ class StepKeys(NamedTuple):
         for shard, rows in zip(self.shards, physical, strict=True):
             shard.make_room(rows)
         for shard, *of_table in zip(self.shards, *parts, strict=True):
-            shard.give(*of_table, reserved, self.step)
+            shard.give(*of_table, self.step, parameters_only=reserved)
 
     def make_initial(self, new: KeyRows) -> tf.Tensor:
         """Makes new keys' first values, [m, dim], in the order of tables."""

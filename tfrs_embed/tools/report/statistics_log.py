@@ -26,7 +26,7 @@ _COLUMNS = {
     "Files": ("files", "lookups/in_memory_share"),
     "Keys": (
         *("keys/size", "keys/capacity", "keys/admitted", "keys/evicted"),
-        *("keys/rejected", "keys/hits", "keys/spill"),
+        *("keys/rejected", "keys/hits", "keys/spill", "keys/text"),
     ),
 }
 _REPLICAS = {"Replicas": ("unique_keys", "bytes")}
