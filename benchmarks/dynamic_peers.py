@@ -200,8 +200,10 @@ class Worker:
         """Takes steps of all keys; returns bytes and keys."""
         size = self.args.batch * self.args.width
         keys = self.ids.key[: self.args.rows]
-        for _ in range(2):  # Some wait for the second time.
-            for start in range(0, len(keys), size):
+        batches = range(0, len(keys), size)
+        # Some have their rows --interval steps later.
+        for _ in range(1 + -(-self.args.interval // len(batches))):
+            for start in batches:
                 batch = np.resize(keys[start : start + size], size)
                 self.step(batch.reshape(-1, self.args.width))
         return {"bytes": memory() - self.before, "keys": self.count()}
