@@ -9,7 +9,7 @@ PYTHON are the interpreters of virtual environments with the peers:
     pip install tensorflow-recommenders-addons==0.8.1 tf_keras==2.16.0
     pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0
     pip install --no-deps torchrec==1.8.0
-    pip install tensordict torchmetrics==1.0.3 pyre-extensions iopath tqdm
+    pip install tensordict torchmetrics==1.0.3 pyre-extensions tqdm
 
 All have --rows rows, Adagrad, and the same steps, of samples of --width keys
 that are summed. First steps with each of --rows keys fill the table: bytes a
@@ -200,8 +200,10 @@ class Worker:
         """Takes steps of all keys; returns bytes and keys."""
         size = self.args.batch * self.args.width
         keys = self.ids.key[: self.args.rows]
-        for _ in range(2):  # Some wait for the second time.
-            for start in range(0, len(keys), size):
+        batches = range(0, len(keys), size)
+        # Some have their rows --interval steps later.
+        for _ in range(1 + -(-self.args.interval // len(batches))):
+            for start in batches:
                 batch = np.resize(keys[start : start + size], size)
                 self.step(batch.reshape(-1, self.args.width))
         return {"bytes": memory() - self.before, "keys": self.count()}

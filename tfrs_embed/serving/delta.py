@@ -150,6 +150,10 @@ def export_delta(
     of rows, new and removed keys, and all other variables. Words and numbers of
     lookup tables, such as Keras's `StringLookup`, stay as they were exported.
 
+    If the export has limits of keys (`min_frequency`, `max_age`, `max_keys`),
+    its deltas follow them: they add keys that fulfil them now, and remove those
+    that no longer do. Other limits need a new export.
+
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
         >>> layer = tfrs_embed.PartialTPUEmbedding(
