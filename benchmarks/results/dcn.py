@@ -122,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=MODELS, default=[*MODELS])
     arguments = parser.parse_args()
     ratings = splits.read()
     features = columns(ratings)
@@ -131,7 +132,7 @@ def main() -> None:
         kinds[", test overlaps training"] = splits.leaking
     timer = record.Timer()
     for suffix, split_of in kinds.items():
-        for name in MODELS:
+        for name in arguments.only:
             for seed in range(arguments.seeds):
                 error = rmse(
                     features,

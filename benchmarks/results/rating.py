@@ -121,10 +121,10 @@ def first_fold(seeds: Sequence[int], validate: bool) -> None:
     )
 
 
-def all_folds(seed: int) -> None:
-    """Trains on each of the five folds."""
+def each_fold(numbers: Sequence[int], seed: int) -> None:
+    """Trains on folds, one after the other."""
     timer = record.Timer()
-    for number in range(1, splits.FOLDS + 1):
+    for number in numbers:
         error = rmse(*predictions(splits.fold(number), seed))
         timer.report("rating_folds", MODEL, f"u{number}", rmse=error)
 
@@ -133,13 +133,16 @@ def main() -> None:
     """Trains on one fold or on all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("u1", "folds"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="of u1")
+    parser.add_argument(
+        "--folds", type=int, nargs="*", default=range(1, splits.FOLDS + 1)
+    )
     parser.add_argument("--validate", action="store_true")
     arguments = parser.parse_args()
     if arguments.what == "u1":
         first_fold(range(arguments.seeds), arguments.validate)
     else:
-        all_folds(seed=0)
+        each_fold(arguments.folds, seed=0)
 
 
 if __name__ == "__main__":
