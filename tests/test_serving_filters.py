@@ -1,5 +1,7 @@
 """Exports and deltas of the keys that matter."""
 
+import datetime
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -204,6 +206,42 @@ def test_limits_that_fit_no_table_are_refused(
     with pytest.raises(TypeError, match="a table's name in max_age must be"):
         stream.export(tmp_path / "model", max_age={3: 3})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tables_that_count_in_time_have_ages_in_time(tmp_path):
+    days = tfrs_embed.TimeToLive(days=30)
+    stream = Stream(tf.distribute.get_strategy(), days, fallback_rows=4)
+    now = 86_400.0
+    with tfrs_embed.testing.simulated_clock(lambda: now):
+        for keys in ([3, 5], [5, 7], [11]):
+            stream._run(tf.constant(keys, tf.int64))
+            now += 86_400
+        age = datetime.timedelta(days=2)
+        stream.export(tmp_path / "model", max_age=age)
+        reader = tf.train.load_checkpoint(
+            str(tmp_path / "model" / "variables" / "variables")
+        )
+        names = reader.get_variable_to_shape_map()
+        [keys] = [name for name in names if "/items/keys" in name]
+        # The last use of 3 is three days ago.
+        assert reader.get_tensor(keys).tolist() == [5, 7, 11]
+        # It has its shared row, as in a table without it.
+        stream.table.remove(tf.constant([3], tf.int64))
+        served = tf.saved_model.load(str(tmp_path / "model"))
+        asked = {n: tf.constant([3, 5, 7, 11]) for n in ("items", "movie")}
+        asked = {n: tf.cast(ids, tf.int64) for n, ids in asked.items()}
+        for name, vectors in stream.layer(asked, training=False).items():
+            np.testing.assert_array_equal(served.serve(asked)[name], vectors)
+        for limit, match in [
+            (3, r"layer' .*max_age=3: .* in time. Give a datetime.timedelta"),
+            (-age, r"max_age must be at least 0, got datetime"),
+        ]:
+            with pytest.raises(ValueError, match=match):
+                stream.export(tmp_path / "other", max_age=limit)
+    steps = Stream(tf.distribute.get_strategy(), "lru")
+    with pytest.raises(ValueError, match=r"in steps\. Give an integer"):
+        steps.export(tmp_path / "other", max_age=age)
+    assert not (tmp_path / "other").exists()
 
 
 def test_tables_that_count_nothing_have_no_limits(tmp_path):
