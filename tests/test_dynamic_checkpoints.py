@@ -553,6 +553,28 @@ class TestTime:
         assert layer.tables["ids"].keys().tolist() == [2]
 
     @nightly(without_kernels)
+    @pytest.mark.parametrize("form", ["keras", "weights.h5"])
+    def test_files_of_keras_keep_times(self, tmp_path, days, form):
+        def make_model():
+            layer = make(keys=IN_DAYS)
+            inputs = {"f": keras.Input((), dtype="int64", name="f")}
+            return keras.Model(inputs, layer(inputs)["f"]), layer
+
+        model, layer = make_model()
+        train(layer, [1, 1])
+        days[0] += 20
+        train(layer, [2, 2, 9])
+        path = str(tmp_path / f"model.{form}")
+        if form == "keras":
+            model.save(path)
+            other = keras.models.load_model(path).layers[-1]
+        else:
+            model.save_weights(path)
+            again, other = make_model()
+            again.load_weights(path)
+        assert self.used(other) == ({1: 1000, 2: 1020}, {9: 1020})
+
+    @nightly(without_kernels)
     def test_a_clock_that_goes_back_expires_nothing(self, tmp_path, days):
         layer = self.trained(days, rows=2)
         days[0] = 3

@@ -679,6 +679,14 @@ def test_a_layers_config_keeps_its_keys():
     ] == (tables)
 
 
+def test_a_clock_is_a_function():
+    with (
+        pytest.raises(TypeError, match="seconds must be a function, got 5"),
+        tfrs_embed.testing.simulated_clock(5),
+    ):
+        pass
+
+
 def test_a_config_of_a_time_to_live_in_steps_alone_is_read():
     config = {"class": "TimeToLive", "steps": 7}
     assert serialization.from_config(config) == TimeToLive(7)

@@ -267,6 +267,34 @@ def test_a_log_may_be_in_any_file_system():
     assert any(name.startswith("events") for name in names)
 
 
+def test_ages_of_keys_in_time_are_days():
+    table = TableConfig(
+        "keys",
+        64,
+        DIM,
+        keys=tfrs_embed.DynamicKeys(eviction=tfrs_embed.TimeToLive(days=9)),
+    )
+    layer = layers.PartialTPUEmbedding(
+        {"key": FeatureConfig("key", table)}, "sgd"
+    )
+    days = [100]
+    with tfrs_embed.testing.simulated_clock(lambda: 86_400 * days[-1]):
+        for day, key in ((100, 1), (106, 2), (108, 3)):
+            days.append(day)
+            with tf.GradientTape() as tape:
+                found = layer({"key": tf.constant([key])}, training=True)
+                loss = tf.reduce_sum(found["key"])
+            tape.gradient(loss, layer.trainable_variables)
+        report = layer.statistics()["keys"]
+    assert report.idle_shares == {}
+    assert report.idle_days == {
+        1: pytest.approx(2 / 3),
+        7: pytest.approx(1 / 3),
+        30: 0.0,
+        90: 0.0,
+    }
+
+
 def test_keys_that_come_and_go():
     table = TableConfig(
         "keys", 64, DIM, keys=tfrs_embed.DynamicKeys(eviction="lru")

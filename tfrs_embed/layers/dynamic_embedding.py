@@ -49,8 +49,8 @@ class DynamicEmbedding(TableLayer):
         output_dim: width of a row.
         initial_vocabulary: keys that have rows from the beginning, [n]; None:
             no keys.
-        eviction_policy: "lfu", "lru", a `TimeToLive` or None: the `eviction` of
-            `DynamicKeys`.
+        eviction_policy: the `eviction` of `DynamicKeys`, such as "lfu", "lru"
+            or a `TimeToLive`.
         input_dim: the number of rows. None: the number of initial keys, on one
             replica.
         embedding_initializer: initializer of the rows, as in Keras; it must be
