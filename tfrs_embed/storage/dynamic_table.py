@@ -18,6 +18,7 @@ from tfrs_embed.configs.dynamic_keys import are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage import clock
 from tfrs_embed.storage.key_rules import (
     ABSENT,
     FIRST_ROW,
@@ -143,11 +144,6 @@ class DynamicTable(TableState):
             self.restored_from = None
 
     @property
-    def counts_in_time(self) -> bool:
-        """Whether the eviction rule is in time, and last uses are times."""
-        return self.built("the rules").rules.by_time
-
-    @property
     def size(self) -> int:
         """The number of keys with rows."""
         return sum(self.built("size").numbers("size"))
@@ -258,7 +254,8 @@ class DynamicTable(TableState):
         keys, *counters = (
             self.variables[name].numpy() for name in (KEYS, *rows.counters)
         )
-        known, now = LiveKeys(keys, None, *counters), rows.now()
+        known = LiveKeys(keys, None, *counters)
+        now = clock.moment(rows.rules.by_time, rows.step)
         if count is None:
             evicted = is_expired(rows.rules, known.last_used, now)
         else:

@@ -34,7 +34,7 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import TableKeys, field_of
+from tfrs_embed.storage.table_keys import TableKeys, field_of, require_past
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -158,7 +158,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         if part == CANDIDATES:
             value = _checked_integers(part, value, 0, rows.owner)
             if rows.rules.by_time:
-                rows.require_past(value[:, 2], rows.owner)
+                require_past(value[:, 2], rows.owner)
             shard_of = rows.shards_of(value[:, 0])
             for rank, shard in rows.by_rank:
                 shard.set_known(candidates=value[shard_of == rank])
@@ -170,7 +170,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             if part in rows.counters:
                 value = _checked_integers(part, value, len(keys), rows.owner)
             if part == LAST_TIME:
-                rows.require_past(value, rows.owner)
+                require_past(value, rows.owner)
             shape = (len(keys), *self.shape[1:])
             if value.shape != shape:
                 raise ValueError(
@@ -336,9 +336,9 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
                 name, reader.read(there).numpy(), len(keys), where
             )
     if by_time:
-        rows.require_past(known[LAST_USED], where)
+        require_past(known[LAST_USED], where)
     if by_time and CANDIDATES in known:
-        rows.require_past(known[CANDIDATES][:, 2], where)
+        require_past(known[CANDIDATES][:, 2], where)
     rows.take(keys, known, reader.prefix, by_time)
 
 
