@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +23,11 @@ def now() -> int:
     """Returns the time now."""
     seconds = time.time() if simulated is None else simulated()
     return int(seconds * _MICROSECONDS)
+
+
+def moment(by_time: bool, step: Any) -> int:
+    """Returns the time now, or a variable's number of steps."""
+    return now() if by_time else int(np.asarray(step))
 
 
 def read(step: tf.Tensor) -> tf.Tensor:

@@ -20,6 +20,7 @@ from tfrs_embed.configs.dynamic_keys import are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage import clock
 from tfrs_embed.storage.fallback_variable import FallbackVariable
 from tfrs_embed.storage.key_rules import (
     ABSENT,
@@ -175,11 +176,6 @@ class DynamicTable(TableState):
         if lost:
             self.known_since = max(self.known_since, lost)
             self.restored_from = None
-
-    @property
-    def counts_in_time(self) -> bool:
-        """Whether the eviction rule is in time, and last uses are times."""
-        return self.built("the rules").rules.by_time
 
     @property
     def size(self) -> int:
@@ -359,7 +355,8 @@ def counted_keys(table: DynamicTable) -> tuple[LiveKeys, int]:
     keys, *counters = (
         table.variables[name].numpy() for name in (KEYS, *rows.counters)
     )
-    now = max(rows.gather.numbers([rows.now()] * len(rows.shards)))
+    now = clock.moment(rows.rules.by_time, rows.step)
+    now = max(rows.gather.numbers([now] * len(rows.shards)))
     return LiveKeys(keys, None, *counters), now
 
 

@@ -37,7 +37,7 @@ from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.key_texts import UNKNOWN
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import TableKeys, field_of
+from tfrs_embed.storage.table_keys import TableKeys, field_of, require_past
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -172,7 +172,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         if part == CANDIDATES:
             value = _checked_integers(part, value, 0, rows.owner)
             if rows.rules.by_time:
-                rows.require_past(value[:, 2], rows.owner)
+                require_past(value[:, 2], rows.owner)
             shard_of = rows.shards_of(value[:, 0])
             for rank, shard in rows.by_rank:
                 shard.set_known(candidates=value[shard_of == rank])
@@ -184,7 +184,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             if part in rows.counters:
                 value = _checked_integers(part, value, len(keys), rows.owner)
             if part == LAST_TIME:
-                rows.require_past(value, rows.owner)
+                require_past(value, rows.owner)
             shape = (len(keys), *self.shape[1:])
             if value.shape != shape:
                 raise ValueError(
@@ -356,9 +356,9 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
                 name, reader.read(there).numpy(), len(keys), where
             )
     if by_time:
-        rows.require_past(known[LAST_USED], where)
+        require_past(known[LAST_USED], where)
     if by_time and CANDIDATES in known:
-        rows.require_past(known[CANDIDATES][:, 2], where)
+        require_past(known[CANDIDATES][:, 2], where)
     there = sibling(key, TEXT)
     if rows.texts is not None and there in reader.shapes:
         known[TEXT] = _checked_texts(reader, there, keys, where)

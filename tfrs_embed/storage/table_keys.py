@@ -27,7 +27,12 @@ from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.storage import clock
 from tfrs_embed.storage.gathering import Gathering
-from tfrs_embed.storage.key_rules import ABSENT, LiveKeys, eviction_order
+from tfrs_embed.storage.key_rules import (
+    ABSENT,
+    KeyRules,
+    LiveKeys,
+    eviction_order,
+)
 from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_shard import KeyedShard
 
@@ -55,6 +60,7 @@ class TableKeys:
         by_rank: this process's shards, with their ranks.
         owner: the table, for errors.
         rules: when keys of each shard get and lose rows.
+        step: the engine's number of updates.
         counters: the names of the parts that are counters of keys with rows,
             each [n] int64: the frequency, and the step or time of the last use.
         source: the checkpoint from which new keys were last taken.
@@ -84,7 +90,7 @@ class TableKeys:
         self.rules = shards[0].rules
         by_time = self.rules.by_time
         self.counters = (FREQUENCY, LAST_TIME if by_time else LAST_USED)
-        self._step = step
+        self.step = step
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
         self._written = np.zeros([0], np.int64)
@@ -100,28 +106,6 @@ class TableKeys:
         self._newest = 0
         self._made_of_times = False
         self._has_step = False
-
-    def now(self) -> int:
-        """Returns the moment: the step's number, or the time."""
-        if self.rules.by_time:
-            return clock.now()
-        return int(np.asarray(self._step))
-
-    def require_past(self, times: np.ndarray, what: str) -> None:
-        """Requires times that are at most a day after the clock's time.
-
-        Errors name the table as `what`.
-
-        Raises:
-            ValueError: a time is later.
-        """
-        newest, now = int(times.max(initial=0)), clock.now()
-        if newest > now + _DAY:
-            raise ValueError(
-                f"{what}: a key was used at {newest / _SECOND:,.0f} seconds "
-                "since 1970, which is more than a day after this machine's "
-                f"clock, {now / _SECOND:,.0f}. One of the two is wrong."
-            )
 
     def shards_of(self, keys: np.ndarray) -> np.ndarray:
         """Returns keys' shards, [n] int64, as [n] int32."""
@@ -191,7 +175,10 @@ class TableKeys:
         zeros = np.zeros(len(keys), np.int64)
         counters = (known.get(n, zeros) for n in (FREQUENCY, LAST_USED))
         given = LiveKeys(keys, None, *counters)
-        now = max(self.now(), int(given.last_used.max(initial=0)))
+        now = max(
+            clock.moment(self.rules.by_time, self.step),
+            int(given.last_used.max(initial=0)),
+        )
         candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
         shard_of = self.shards_of(keys)
         room = self.rules.room
@@ -226,7 +213,10 @@ class TableKeys:
         self.require_room(np.union1d(np.concatenate(live), keys))
         shard_of = self.shards_of(keys)
         for rank, shard in self.by_rank:
-            shard.add(keys[shard_of == rank], self.now())
+            shard.add(
+                keys[shard_of == rank],
+                clock.moment(self.rules.by_time, self.step),
+            )
 
     def keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong, ascending.
@@ -299,7 +289,7 @@ class TableKeys:
         self._taken = None
         self._made_of_times = by_time and not self.rules.by_time
         if by_time != self.rules.by_time:
-            known = self._in_own_unit(known)
+            known = _in_unit_of(self.rules, known)
         kept = self.replace(keys, known)
         chief = self.replicas.worker == 0
         if chief and not kept.all() and not growth.may_shrink():
@@ -315,32 +305,6 @@ class TableKeys:
         if self._has_step:
             self.count_from_step()
 
-    def _in_own_unit(
-        self, known: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns counters and candidates with times for steps, or the reverse.
-
-        A step counts as a second. The newest moment becomes this one, and
-        becomes the step in `count_from_step`. No key expires by it.
-        """
-        newest, by_time = _newest(known), self.rules.by_time
-        last = self.now() if by_time else 0
-
-        def convert(moments: np.ndarray) -> np.ndarray:
-            # Without overflows, whatever the file has.
-            longest = 2**40 if by_time else 2**62
-            ages = newest - np.maximum(moments, max(newest - longest, -(2**63)))
-            ages = ages * _SECOND if by_time else ages // _SECOND
-            return last - np.minimum(ages, self.rules.ttl or ages)
-
-        converted = dict(known)
-        if LAST_USED in known:
-            converted[LAST_USED] = convert(known[LAST_USED])
-        if CANDIDATES in known:
-            converted[CANDIDATES] = known[CANDIDATES].copy()
-            converted[CANDIDATES][:, 2] = convert(known[CANDIDATES][:, 2])
-        return converted
-
     def count_from_step(self) -> None:
         """Shifts restored steps of last use back, to this layer's step.
 
@@ -351,7 +315,7 @@ class TableKeys:
         self._has_step = True
         if self.rules.by_time:
             return
-        later = self.now() - self._newest
+        later = int(np.asarray(self.step)) - self._newest
         if not self._made_of_times:
             later = min(0, later)
         self._newest, self._made_of_times = 0, False
@@ -362,6 +326,49 @@ class TableKeys:
                 last_used=shard.live().last_used + later,
                 candidates=shard.integers(CANDIDATES) + np.array([0, 0, later]),
             )
+
+
+def require_past(times: np.ndarray, what: str) -> None:
+    """Requires times that are at most a day after the clock's time.
+
+    Errors name the table as `what`.
+
+    Raises:
+        ValueError: a time is later.
+    """
+    newest, now = int(times.max(initial=0)), clock.now()
+    if newest > now + _DAY:
+        raise ValueError(
+            f"{what}: a key was used at {newest / _SECOND:,.0f} seconds since "
+            "1970, which is more than a day after this machine's clock, "
+            f"{now / _SECOND:,.0f}. One of the two is wrong."
+        )
+
+
+def _in_unit_of(
+    rules: KeyRules, known: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns counters and candidates with times for steps, or the reverse.
+
+    A step counts as a second. The newest moment becomes the time now, or step
+    0, which `count_from_step` shifts to the layer's step. No key expires by it.
+    """
+    newest, last = _newest(known), clock.moment(rules.by_time, 0)
+
+    def convert(moments: np.ndarray) -> np.ndarray:
+        # Without overflows, whatever the file has.
+        longest = 2**40 if rules.by_time else 2**62
+        ages = newest - np.maximum(moments, max(newest - longest, -(2**63)))
+        ages = ages * _SECOND if rules.by_time else ages // _SECOND
+        return last - np.minimum(ages, rules.ttl or ages)
+
+    converted = dict(known)
+    if LAST_USED in known:
+        converted[LAST_USED] = convert(known[LAST_USED])
+    if CANDIDATES in known:
+        converted[CANDIDATES] = known[CANDIDATES].copy()
+        converted[CANDIDATES][:, 2] = convert(known[CANDIDATES][:, 2])
+    return converted
 
 
 def field_of(counter: str) -> str:

@@ -267,7 +267,7 @@ def _with_keys(
     shares = top_shares(live.frequency, size)
     steps: dict[int, float] = {}
     days: dict[int, float] = {}
-    if size and state.counts_in_time:
+    if size and state.built("the ages of keys").rules.by_time:
         ages = (clock.now() - live.last_used) / MICROSECONDS["days"]
         days = {n: float(np.mean(ages >= n)) for n in IDLE_DAYS}
     elif size:
