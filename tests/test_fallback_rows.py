@@ -10,7 +10,12 @@ from keras_under_test import keras, layers
 from process_tiers import nightly, without_kernels
 from tfrs_embed import DynamicKeys, FrequencyAdmission, checkpoint
 from tfrs_embed.serving import export, export_delta
-from training_helpers import assert_same, differentiate, state
+from training_helpers import (
+    assert_same,
+    checkpoint_command,
+    differentiate,
+    state,
+)
 
 DIM, SHARED = 4, 3
 ADMITTED = FrequencyAdmission(2)
@@ -383,3 +388,11 @@ def test_a_step_that_fails_changes_no_shared_row():
     with pytest.raises(tf.errors.InvalidArgumentError, match="no room"):
         train(layer, [9, *range(100, 120)])
     assert_same(state(layer), before)
+
+
+@pytest.mark.tools
+def test_an_exported_model_with_shared_rows_is_not_converted(tmp_path, capsys):
+    served(Model(trained()), tmp_path / "model")
+    given = str(tmp_path / "model"), str(tmp_path / "new")
+    assert checkpoint_command(["convert", *given]) != 0
+    assert "rows, but keys of shape" in capsys.readouterr().err

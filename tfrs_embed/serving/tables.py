@@ -250,8 +250,8 @@ class ServedTable(Trackable):
             else:
                 self._add(KEYS, (num_rows,), tf.int64)
             shared = state.spec.keys.fallback_rows or 0  # type: ignore[union-attr]
-            first = NO_ROW + 1 if grows else 0
-            self.fallback_rows = range(first, first + shared)
+            begin = NO_ROW + 1 if grows else 0
+            self.fallback_rows = range(begin, begin + shared)
             num_rows += shared
         self._shape = (num_rows, dim)
         width = stored_width(self._dtype, dim)
