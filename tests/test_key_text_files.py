@@ -96,11 +96,12 @@ def test_tables_without_keys_and_weights_of_keras(trained, tmp_path):
         "word": keras.Input([], dtype=tf.string),
         "words": keras.Input([1], dtype=tf.string),
     }
-    for layer in (trained, empty):
-        layer.model = keras.Model(inputs, layer(inputs))
+    before, after = (
+        keras.Model(inputs, layer(inputs)) for layer in (trained, empty)
+    )
     path = str(tmp_path / "m.weights.h5")
-    trained.model.save_weights(path)
-    empty.model.load_weights(path)
+    before.save_weights(path)
+    after.load_weights(path)
     require_texts(items(empty), [])
     assert items(empty).statistics()["text"]["unknown"] == 4
 

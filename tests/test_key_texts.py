@@ -100,12 +100,23 @@ def test_a_step_that_fails_leaves_no_text():
     with pytest.raises(tf.errors.InvalidArgumentError, match="no room"):
         step(inputs_of(["a", "b"], [["c"]]))
     require_texts(table, [])
-    for i in range(20):  # No step commits what these lookups reserve.
+    for i in range(80):  # No step commits what these lookups reserve.
         layer(inputs_of([f"x{i}"], [[f"y{i}"]]), training=True)
     require_texts(table, [])
-    assert len(table.key_texts._reserved) <= 4
+    assert len(table.key_texts._reserved) <= 2 + 64 * 2
     step(inputs_of(["a"], [["c"]]))
     require_texts(table, [b"a", b"c"])
+
+
+def test_a_step_of_many_shards_in_a_growing_table():
+    texts = KeyTexts("items", 2)
+    keys = np.arange(40_000).reshape(40, 1000)
+    for each in keys:
+        texts.reserve(each, 1)
+    for each in keys:
+        texts.learn(each, [b"%d" % key for key in each])
+        texts.admit(each)
+    assert len(texts) == 40_000 and not texts.unknown
 
 
 def test_methods_between_steps_keep_and_forget_texts():

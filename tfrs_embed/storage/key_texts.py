@@ -22,6 +22,10 @@ from tfrs_embed.storage.row_store import HOST
 
 # So many keys are added to the wanted ones without sorting all of these.
 _FEW = 1024
+# The end of wanted keys, so that each key has a place among them.
+_END = np.int64(tf.int64.max)
+# More lookups than a step makes, on all replicas of a process.
+_LOOKUPS = 64
 #: The text of a key whose text isn't known.
 UNKNOWN = b""
 
@@ -54,7 +58,7 @@ class KeyTexts:
         with tf.device(HOST):
             self._wanted = [
                 make_variable(
-                    tf.zeros([0], tf.int64), f"{name}/{kind}", shape=[None]
+                    tf.constant([_END]), f"{name}/{kind}", shape=[None]
                 )
                 for kind in ("wanted_texts", "new_texts")
             ]
@@ -113,7 +117,9 @@ class KeyTexts:
                 if not (key in texts or key in unknown or key in reserved)
             ]
             reserved.update(dict.fromkeys(new, UNKNOWN))
-            while len(self._reserved) > self._most + len(keys):
+            # Other shards, and other lookups of the step, reserve as many.
+            most = self._most + _LOOKUPS * len(keys)
+            while len(self._reserved) > most:
                 self._few.discard(key := next(iter(self._reserved)))
                 del self._reserved[key]
             self._want(new)
@@ -190,19 +196,18 @@ class KeyTexts:
                 keys = fingerprints(strings)
                 asked = tf.zeros_like(keys, tf.bool)
                 for each in wanted:
-                    # A place beyond the last for larger keys.
-                    there = tf.searchsorted(each, keys)
-                    last = tf.maximum(tf.size(each) - 1, 0)
-                    padded = tf.pad(each, [[0, 1]])
-                    found = tf.gather(padded, tf.minimum(there, last))
-                    asked |= tf.equal(found, keys) & (tf.size(each) > 0)
+                    found = tf.gather(each, tf.searchsorted(each, keys))
+                    asked |= tf.equal(found, keys)
                 some = [tf.boolean_mask(v, asked) for v in (keys, strings)]
                 # Not stateful: TensorFlow would order it after the calls of
                 # other replicas, which may wait for this one.
                 made = tf.numpy_function(call, some, tf.int64, stateful=False)
                 return tf.ensure_shape(made, [])
 
-            return tf.cond(number > 0, learn, lambda: tf.constant(0, tf.int64))
+            none = tf.constant(len(wanted))
+            return tf.cond(
+                number > none, learn, lambda: tf.constant(0, tf.int64)
+            )
 
     def _keep(self, key: int, text: bytes) -> None:
         self._texts[key] = text
@@ -230,5 +235,6 @@ class KeyTexts:
         # a graph's reads and writes across replicas.
         with tf.init_scope(), tf.device(HOST):
             tf.raw_ops.AssignVariableOp(
-                resource=self._wanted[number].handle, value=tf.constant(keys)
+                resource=self._wanted[number].handle,
+                value=tf.constant(np.append(keys, _END)),
             )
