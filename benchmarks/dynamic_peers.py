@@ -31,6 +31,8 @@ go; with --alone one contender ends before the next begins. At last each takes
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import os
 import sys
@@ -188,11 +190,12 @@ class Worker:
             "TFRA": load_tfra,
             "torchrec": load_torchrec,
         }[args.contender]
-        # What a library takes by itself isn't the table's.
-        step, _ = load(args, 100 * args.width)
+        # What a library takes by itself, and for a step, isn't the table's.
+        step, _ = load(args, args.batch * args.width)
         for _ in range(3):
-            step(self.ids.with_new()[:64])
+            step(self.ids.with_new())
         del step
+        gc.collect()
         self.before = memory()
         self.step, self.count = load(args, args.rows)
 
@@ -201,11 +204,11 @@ class Worker:
         size = self.args.batch * self.args.width
         keys = self.ids.key[: self.args.rows]
         batches = range(0, len(keys), size)
-        # Some have their rows --interval steps later.
-        for _ in range(1 + -(-self.args.interval // len(batches))):
-            for start in batches:
-                batch = np.resize(keys[start : start + size], size)
-                self.step(batch.reshape(-1, self.args.width))
+        # The last ones of torchrec have their rows --interval steps later.
+        count = len(batches) + self.args.interval
+        for start in itertools.islice(itertools.cycle(batches), count):
+            batch = np.resize(keys[start : start + size], size)
+            self.step(batch.reshape(-1, self.args.width))
         return {"bytes": memory() - self.before, "keys": self.count()}
 
     def steps(self, count):
