@@ -172,6 +172,18 @@ def test_a_table_shows_published_figures_and_means_of_runs(load):
     assert {line.count("|") for line in lines} == {6}
 
 
+def test_a_run_that_only_measures_steps_is_no_training(load):
+    page, record = load("page"), load("record")
+    [row] = [row for row in page.ROWS if row.name == "next_item"]
+    metrics = ({"HR@10": 0.25}, {"ms a step": 12.34})
+    runs = [
+        record.Run("next_item", "m", run, 10.0 * i, metrics[i])
+        for i, run in enumerate(("seed 0", "cost"))
+    ]
+    [line] = page.table(row, runs).splitlines()[3:]
+    assert line == "| **ours: m** | 0.2500 | - | - | - | 12.3 | 1 | 0 |"
+
+
 def test_a_row_that_is_computed_anew_replaces_its_runs(load):
     replaced, record = load("run").replaced, load("record")
     kept = [

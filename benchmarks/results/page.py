@@ -50,10 +50,13 @@ def table(row: Row, runs: Sequence[record.Run]) -> str:
             )
             for name in row.metrics
         ]
-        seconds = sum(run.seconds for run in of_model) / len(of_model)
+        # A run that only measures a step's time is no training.
+        first = next(iter(row.metrics))
+        trained = [run.seconds for run in of_model if first in run.metrics]
+        seconds = f"{sum(trained) / len(trained):.0f}" if trained else "-"
         lines.append(
-            f"| **ours: {model}** | {' | '.join(cells)} | {len(of_model)} | "
-            f"{seconds:.0f} |"
+            f"| **ours: {model}** | {' | '.join(cells)} | {len(trained)} | "
+            f"{seconds} |"
         )
     return "\n".join(lines)
 
