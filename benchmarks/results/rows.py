@@ -142,8 +142,9 @@ ROWS = (
         (Published("DCN, low-rank, deep", "0.9326 to 0.9334", *_TFRS_DCN),),
         "TFRS's program itself, with its own layers and its seed, had an RMSE "
         "of 0.9470 in one run here: with this TensorFlow and these files the "
-        "published figure isn't reached with either's layers. `make tutorials` runs TFRS's program with its layers and with "
-        "ours, from the same initial values, and compares all losses.",
+        "published figure isn't reached with either's layers. `make "
+        "tutorials` runs TFRS's program with its layers and with ours, from "
+        "the same initial values, and compares all losses.",
     ),
     Row(
         "retrieval_tfrs",
