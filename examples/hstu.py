@@ -75,7 +75,7 @@ class HSTU(SASRec):
         """
         length = self.length + 1 if training else self.length
         history = inputs["history"][:, -length:]
-        time = inputs["time"][:, -length:]
+        time = tf.cast(inputs["time"][:, -length:], tf.int64)
         choice = self.choice(history.dtype, training)
         vectors = self.embeddings(
             {"history": history, "choice": choice}, training=training

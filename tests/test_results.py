@@ -172,6 +172,18 @@ def test_a_table_shows_published_figures_and_means_of_runs(load):
     assert {line.count("|") for line in lines} == {6}
 
 
+def test_a_run_that_only_measures_steps_is_no_training(load):
+    page, record = load("page"), load("record")
+    [row] = [row for row in page.ROWS if row.name == "next_item"]
+    metrics = ({"HR@10": 0.25}, {"ms a step": 12.34})
+    runs = [
+        record.Run("next_item", "m", run, 10.0 * i, metrics[i])
+        for i, run in enumerate(("seed 0", "cost"))
+    ]
+    [line] = page.table(row, runs).splitlines()[3:]
+    assert line == "| **ours: m** | 0.2500 | - | - | - | 12.3 | 1 | 0 |"
+
+
 def test_a_row_that_is_computed_anew_replaces_its_runs(load):
     replaced, record = load("run").replaced, load("record")
     kept = [
@@ -224,3 +236,33 @@ def test_what_is_predicted_is_in_no_bag_of_the_pair(load, tmp_path):
         stars = train.rating[(train.user == user) & (train.movie == other // 5)]
         assert other % 5 + 1 in stars
         assert user not in features["raters"][i].numpy() // 5
+
+
+# Histories.
+
+
+def test_times_are_cut_as_their_histories_are(load):
+    data = load("next_item").Data(
+        [np.array([5, 6, 7, 8, 9]), np.array([1, 2, 3])],
+        [np.array([50, 60, 70, 80, 90]), np.array([10, 20, 30])],
+    )
+    inputs = data.inputs(slice(0, -1), 3)
+    assert inputs["history"].to_list() == [[6, 7, 8], [5], [1, 2]]
+    assert inputs["time"].to_list() == [[60, 70, 80], [50], [10, 20]]
+    whole = data.inputs(slice(-2, None))
+    assert whole["history"].to_list() == [[8, 9], [2, 3]]
+
+
+def test_the_autoencoder_learns_which_movies_go_together(load, monkeypatch):
+    histories, splits = load("histories"), load("splits")
+    monkeypatch.setattr(splits, "MOVIES", 6)
+    monkeypatch.setattr(splits, "USERS", 40)
+    rated = np.zeros([40, 6], bool)
+    rated[:20, :3], rated[20:, 3:] = True, True
+    read = rated.copy()
+    read[0, 2] = read[20, 3] = False  # To be found.
+    task = histories.Task(read, read, ~read, rated & ~read)
+    settings = histories.Settings(8, 0.5, 0.03, 0.0, 20, 30)
+    scores = histories.train(task, settings, 0, False)
+    found = histories.metrics(task, scores)
+    assert found == {"ndcg@10": 1.0, "auc": 1.0}

@@ -9,8 +9,8 @@ import record
 from rows import ROWS, Row
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.md"
-BEGIN = "<!-- Tables by benchmarks/results/page.py: from here on. -->"
-END = "<!-- Tables by benchmarks/results/page.py: to here. -->"
+#: The sections of rows are those from the page's first to this one.
+END = "## What is not compared\n"
 
 
 def cell(values: Sequence[float], decimals: int = 4) -> str:
@@ -50,10 +50,13 @@ def table(row: Row, runs: Sequence[record.Run]) -> str:
             )
             for name in row.metrics
         ]
-        seconds = sum(run.seconds for run in of_model) / len(of_model)
+        # A run that only measures a step's time is no training.
+        first = next(iter(row.metrics))
+        trained = [run.seconds for run in of_model if first in run.metrics]
+        seconds = f"{sum(trained) / len(trained):.0f}" if trained else "-"
         lines.append(
-            f"| **ours: {model}** | {' | '.join(cells)} | {len(of_model)} | "
-            f"{seconds:.0f} |"
+            f"| **ours: {model}** | {' | '.join(cells)} | {len(trained)} | "
+            f"{seconds} |"
         )
     return "\n".join(lines)
 
@@ -83,12 +86,12 @@ def write(runs: Sequence[record.Run], page: pathlib.Path = PAGE) -> None:
     if unknown:
         raise ValueError(f"runs.jsonl has runs of no row: {unknown}.")
     text = page.read_text("utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
+    before, heading, rest = text.partition("\n## ")
+    if not heading or (heading + rest).count("\n" + END) != 1:
         raise ValueError(f"{page} doesn't have one place for tables.")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
+    after = END + text.split(END)[1]
     sections = [section(row, runs) for row in ROWS]
-    text = "\n\n".join([before + BEGIN, *sections, END + after])
+    text = "\n\n".join([before.rstrip("\n"), *sections, after])
     page.write_text(text, "utf-8")
 
 

@@ -23,6 +23,7 @@ def ndcg(
             in the best possible ranking also where they are no candidates.
         k: the length of the list.
     """
+    k = min(k, scores.shape[1])
     ranked = np.where(candidates, scores, -np.inf)
     best = np.argsort(-ranked, axis=1, kind="stable")[:, :k]
     hits = np.take_along_axis(relevant & candidates, best, axis=1)
