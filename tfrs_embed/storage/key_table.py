@@ -21,14 +21,9 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.compat import graphs
-from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage import plain_keys
-from tfrs_embed.storage.key_rules import (
-    ABSENT,
-    FIRST_ROW,
-    KeyRules,
-    LiveKeys,
-)
+from tfrs_embed.storage.fallback_rows import FallbackRows
+from tfrs_embed.storage.key_rules import KeyRules, LiveKeys
 from tfrs_embed.storage.row_store import host_of
 
 if TYPE_CHECKING:
@@ -145,6 +140,7 @@ class KeyTable:
     Attributes:
         names: the tables' names.
         rules: when keys get and lose rows.
+        fallback: the rows that keys without a row share.
         first_row: the first row of keys.
         host: the device of the keys.
 
@@ -161,9 +157,10 @@ class KeyTable:
     ) -> None:
         self.names = [name]
         self.rules = rules
-        self.first_row = FIRST_ROW + rules.fallback_rows_here
         # Beside the rows, if those are on a CPU: spills need it.
         self.host: str = host_of(device)
+        self.fallback = FallbackRows(rules, self.host)
+        self.first_row = self.fallback.end
         self._spills = [] if spill is None else [spill]
         with tf.init_scope(), tf.device(self.host):
             self._kernels: Any = None
@@ -200,59 +197,6 @@ class KeyTable:
             operation = getattr(self._kernels, f"tfrs_embed_key_tables_{name}")
             return operation(self._tables, *inputs, **attributes)
 
-    def fallback_of(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows that keys share as long as they have none, [n]."""
-        rules = self.rules
-        with tf.device(self.host):
-            return FIRST_ROW + key_shards.shared_rows_of(
-                keys, rules.fallback_rows, rules.world
-            )
-
-    def _own(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows, as operations give them, as rows of variables."""
-        if not self.rules.fallback_rows:
-            return rows
-        with tf.device(self.host):
-            behind = self.rules.fallback_rows_here
-            return tf.where(rows < FIRST_ROW, rows, rows + behind)
-
-    def _as_input(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows of variables as operations take them."""
-        if not self.rules.fallback_rows:
-            return rows
-        with tf.device(self.host):
-            before = rows - self.rules.fallback_rows_here
-            none = tf.constant(ABSENT, tf.int64)
-            return tf.where(rows < self.first_row, none, before)
-
-    def _own_or_shared(
-        self,
-        rows: tf.Tensor,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """As `_own`, with the shared rows of keys that have none and count."""
-        if not self.rules.fallback_rows:
-            return rows
-        with tf.device(self.host):
-            shares = rows < FIRST_ROW
-            if counts is not None:
-                shares &= counts > 0
-            return tf.where(shares, self.fallback_of(keys), self._own(rows))
-
-    def _in_variables(
-        self, found: KeyRows, keys: tf.Tensor, counts: tf.Tensor | None
-    ) -> KeyRows:
-        """Returns a step's rows, as operations give them, of variables."""
-        if not self.rules.fallback_rows:
-            return found
-        with tf.device(self.host):
-            return found._replace(
-                rows=self._own_or_shared(found.rows, keys, counts),
-                new_rows=self._own(found.new_rows),
-                physical=found.physical + self.rules.fallback_rows_here,
-            )
-
     def lookup(
         self,
         keys: tf.Tensor,
@@ -268,7 +212,11 @@ class KeyTable:
         """
         if not self._spills:
             rows, versions = self._run("find", keys, _given(table_of))
-            own = self._own_or_shared(rows, keys) if shared else self._own(rows)
+            own = (
+                self.fallback.own_or_shared(rows, keys)
+                if shared
+                else self.fallback.own(rows)
+            )
             return FoundKeys(own, keys, table_of, versions)
         rows, versions, *spilled = self._run(
             "lookup_spilled",
@@ -287,11 +235,11 @@ class KeyTable:
         `lookup`. The others are those of keys without a row. The number is a
         scalar int64.
         """
-        rows = self._as_input(found.rows)
+        rows = self.fallback.as_input(found.rows)
         current, changed = self._run(
             "check", rows, _given(found.table_of), found.versions
         )
-        return self._own_or_shared(current, found.keys), changed
+        return self.fallback.own_or_shared(current, found.keys), changed
 
     def check_vectors(
         self,
@@ -341,7 +289,7 @@ class KeyTable:
         """
         given = _given(table_of), _or_none(counts)
         found = self._run("reserve", keys, *given, _moment(step))
-        return self._in_variables(KeyRows(*found), keys, counts)
+        return self.fallback.in_variables(KeyRows(*found), keys, counts)
 
     def commit(
         self,
@@ -357,9 +305,9 @@ class KeyTable:
         reserved rows: hints, without which it takes longer.
         """
         given = _given(table_of), _or_none(counts)
-        hints = self._as_input(rows)
+        hints = self.fallback.as_input(rows)
         found = self._run("commit", keys, *given, hints, _moment(step))
-        return self._in_variables(KeyRows(*found), keys, counts)
+        return self.fallback.in_variables(KeyRows(*found), keys, counts)
 
     def info(self) -> tf.Tensor:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
@@ -380,7 +328,7 @@ class KeyTable:
         Or the `candidates`: keys without rows that admission remembers.
         """
         keys, rows, *counters = self._run("export", candidates)
-        return LiveKeys(keys, self._own(rows), *counters)
+        return LiveKeys(keys, self.fallback.own(rows), *counters)
 
     def replace(
         self,
@@ -411,7 +359,7 @@ class KeyTable:
         If `evicted`, keys with rows count as evicted in the statistics.
         """
         keys = np.asarray(keys, np.int64)
-        return self._own(self._run("remove", keys, evicted)).numpy()
+        return self.fallback.own(self._run("remove", keys, evicted)).numpy()
 
     def take_removed(self) -> np.ndarray | None:
         """Returns the keys that have lost their rows since the last call.

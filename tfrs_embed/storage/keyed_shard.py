@@ -72,7 +72,7 @@ class KeyedShard:
 
     def _read_fallback(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the present values of keys' shared rows, [n, dim]."""
-        rows = self.key_table.fallback_of(keys)
+        rows = self.key_table.fallback.of(keys)
         with tf.device(self.store.device):
             return self.store.read(self.table.name, PARAMETERS, rows)
 
@@ -183,17 +183,12 @@ class KeyedShard:
 
     # For users and checkpoints, eagerly.
 
-    @property
-    def fallback_rows(self) -> np.ndarray:
-        """The rows that keys without a row share, [n] int64."""
-        return np.arange(FIRST_ROW, self.key_table.first_row)
-
     def start_fallback(self, rank: int) -> None:
         """Gives the shared rows of the shard of a rank initial values.
 
         Row g of all shards has the values with which key g would start.
         """
-        rows = self.fallback_rows
+        rows = np.arange(FIRST_ROW, self.key_table.first_row)
         numbers = rank + self.rules.world * np.arange(len(rows))
         self._initialize(numbers, rows)
 
