@@ -125,7 +125,8 @@ def _call(tables: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:
             versions = (np.ravel(v)[i] for v in others)  # For "check".
             found = getattr(table, name)(entries[mine], *versions)
         first[mine], *more = found
-        rest.append([np.atleast_1d(each) for each in more])
+        # A list of no keys would be of floats, and make all keys floats.
+        rest.append([np.atleast_1d(np.asarray(v, np.int64)) for v in more])
     joined = [np.concatenate(each) for each in zip(*rest, strict=True)]
     return [first, np.sum(joined)] if name == "check" else [first, *joined]
 
