@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
-
-if TYPE_CHECKING:
-    from tfrs_embed.storage.key_table import KeyRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +69,3 @@ class FallbackRows:
             if counts is not None:
                 shares &= counts > 0
             return tf.where(shares, self.of(keys), self.own(rows))
-
-    def in_variables(
-        self, found: KeyRows, keys: tf.Tensor, counts: tf.Tensor | None
-    ) -> KeyRows:
-        """Returns a step's rows, as operations give them, of variables."""
-        if not self.rules.fallback_rows:
-            return found
-        with tf.device(self.host):
-            return found._replace(
-                rows=self.own_or_shared(found.rows, keys, counts),
-                new_rows=self.own(found.new_rows),
-                physical=found.physical + self.rules.fallback_rows_here,
-            )

@@ -289,7 +289,7 @@ class KeyTable:
         """
         given = _given(table_of), _or_none(counts)
         found = self._run("reserve", keys, *given, _moment(step))
-        return self.fallback.in_variables(KeyRows(*found), keys, counts)
+        return self._in_variables(KeyRows(*found), keys, counts)
 
     def commit(
         self,
@@ -307,7 +307,22 @@ class KeyTable:
         given = _given(table_of), _or_none(counts)
         hints = self.fallback.as_input(rows)
         found = self._run("commit", keys, *given, hints, _moment(step))
-        return self.fallback.in_variables(KeyRows(*found), keys, counts)
+        return self._in_variables(KeyRows(*found), keys, counts)
+
+    def _in_variables(
+        self, found: KeyRows, keys: tf.Tensor, counts: tf.Tensor | None
+    ) -> KeyRows:
+        """Returns a step's rows, as operations give them, of variables."""
+        fallback = self.fallback
+        if not fallback.rules.fallback_rows:
+            return found
+        with tf.device(self.host):
+            physical = found.physical + fallback.rules.fallback_rows_here
+        return found._replace(
+            rows=fallback.own_or_shared(found.rows, keys, counts),
+            new_rows=fallback.own(found.new_rows),
+            physical=physical,
+        )
 
     def info(self) -> tf.Tensor:
         """Returns the `KeyNumbers` of each table, flat: [tables, 16] int64."""
