@@ -240,11 +240,17 @@ def test_training_checks_ids_before_anything_takes_them():
         np.testing.assert_array_equal(variable, value)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
-def test_counts_and_steps_may_be_any(policy):
+@pytest.mark.parametrize("rule", ["lru", "lfu", "ttl", "decay"])
+def test_counts_and_steps_may_be_any(rule):
     most, least = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-    ttl = most if policy == "ttl" else 0
-    rules = KeyRules(2, 2, 4, threshold=2, policy=policy, ttl=ttl, evicts=True)
+    rules = KeyRules(
+        *(2, 2, 4),
+        threshold=2,
+        policy="lru" if rule == "ttl" else rule,
+        ttl=most if rule == "ttl" else 0,
+        half_life=most if rule == "decay" else 0,
+        evicts=True,
+    )
     table = KeyTable(rules)
 
     def commit(keys, counts, step):

@@ -20,7 +20,6 @@ import tf_keras
 from tfrs_embed.testing import simulated_clock
 
 import tfrs_embed
-from conftest import STRATEGY
 from dynamic_layers import fingerprint
 from dynamic_reference import ReferenceKeys, shard_of
 from strategies.replicas import distribute
@@ -257,6 +256,9 @@ def expected(names, world):
 
 
 def main(folder, kill):
+    # Here, as in pytest the name may be that of another folder's.
+    from conftest import STRATEGY
+
     strategy = STRATEGY or tf.distribute.get_strategy()
     job, left = Job(strategy), int(kill)
     # All restore the chief's checkpoint, which has all tables.

@@ -410,11 +410,11 @@ class TableLayer(TableHolder):
         """Returns what gives tables that keep texts those of a step's keys."""
         if not inputs.training:
             return None
-        kept = [
-            (texts, ids, feature)
-            for feature, ids in zip(inputs.features, inputs.ids, strict=True)
-            if (texts := self.tables[feature.table.name].key_texts) is not None
-        ]
+        kept = []
+        for feature, ids in zip(inputs.features, inputs.ids, strict=True):
+            texts = self.tables[feature.table.name].key_texts
+            if texts is not None:
+                kept.append((texts, ids, feature))
 
         def learn(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
             learned = [

@@ -21,7 +21,6 @@ from tfrs_embed.serving.row_files import (
     FINGERPRINT,
     KEY,
     ROW,
-    LayerTable,
     tables_of,
 )
 from tfrs_embed.serving.workers import strategy_of
@@ -110,8 +109,8 @@ def import_rows(
         arrow = import_pyarrow("import_rows")
         found = _one_table(target, source) if is_table else None
         imports = [
-            _Import(arrow, table, files, slots)
-            for table, files in found or _all_tables(target, source)
+            _Import(arrow, state, files, slots)
+            for state, files in found or _all_tables(target, source)
         ]
         for each in imports:
             each.check()
@@ -128,7 +127,7 @@ def import_rows(
 
 def _one_table(
     state: TableState, source: Any
-) -> list[tuple[LayerTable, list[str]]]:
+) -> list[tuple[TableState, list[str]]]:
     where = f"Table '{state.spec.name}'"
     if PARAMETERS not in state.variables:
         raise ValueError(
@@ -146,14 +145,12 @@ def _one_table(
         files = [os.fspath(path) for path in source]
         if not files:
             raise ValueError(f"{where}: source is an empty list.")
-    step = state.layer().step
-    step = None if step is None else int(step.numpy())
-    return [(LayerTable(state, step), files)]
+    return [(state, files)]
 
 
 def _all_tables(
     model: Any, folder: Any
-) -> Iterator[tuple[LayerTable, list[str]]]:
+) -> Iterator[tuple[TableState, list[str]]]:
     """Finds the files of a model's tables in a folder of `export_rows`."""
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(
@@ -176,7 +173,7 @@ def _all_tables(
     if not names:
         raise ValueError(f"'{folder}' has no rows that export_rows wrote.")
     for name in names:
-        yield tables[name], _files_in(f"{folder}/{name}")
+        yield tables[name].state, _files_in(f"{folder}/{name}")
 
 
 def _names_in(folder: str) -> list[str]:
@@ -203,9 +200,9 @@ class _Import:
     """
 
     def __init__(
-        self, arrow: Any, table: LayerTable, files: list[str], slots: bool
+        self, arrow: Any, state: TableState, files: list[str], slots: bool
     ) -> None:
-        self._arrow, self._state, self._step = arrow, *table
+        self._arrow, self._state = arrow, state
         names = {path: path.rpartition("/")[2] for path in files}
         self._removing = [p for p in files if names[p].startswith(_REMOVED)]
         self._files = [p for p in files if not names[p].startswith(_REMOVED)]
@@ -260,7 +257,7 @@ class _Import:
         if self._keyed:
             rows = self._state.built("import_rows")
             remove_keys(rows, self.removed)
-            rows.add(self.keys, self._step)
+            rows.add(self.keys)
 
     def write(self) -> None:
         """Writes rows and slots, and texts of keys."""

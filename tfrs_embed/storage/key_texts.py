@@ -120,7 +120,8 @@ class KeyTexts:
             # Other shards, and other lookups of the step, reserve as many.
             most = self._most + _LOOKUPS * len(keys)
             while len(self._reserved) > most:
-                self._few.discard(key := next(iter(self._reserved)))
+                key = next(iter(self._reserved))
+                self._few.discard(key)
                 del self._reserved[key]
             self._want(new)
 
