@@ -198,9 +198,23 @@ void TryKeys() {
   using tfrs_embed::KeyTable;
   const int64_t capacity = Draw(1, 3000);
   const bool counts_seen = Draw(0, 2);
-  const tfrs_embed::KeyRules rules = {
-      capacity, 2 * capacity, Draw(1, 500), counts_seen ? Draw(1, 4) : 0,
-      Draw(0, 2) ? 1.0 : 0.5, random_bits(), true, Draw(0, 2) == 0, true, 0};
+  using tfrs_embed::OrderBy;
+  const OrderBy orders[] = {OrderBy::kLastUsed, OrderBy::kFrequency,
+                            OrderBy::kDecayed};
+  const OrderBy by = orders[Draw(0, 3)];
+  tfrs_embed::KeyRules rules = {};
+  rules.capacity = capacity;
+  rules.max_capacity = 2 * capacity;
+  rules.candidates = Draw(1, 500);
+  rules.threshold = counts_seen ? Draw(1, 4) : 0;
+  rules.probability = Draw(0, 2) ? 1.0 : 0.5;
+  rules.seed = random_bits();
+  rules.has_policy = rules.evicts = true;
+  rules.by = by;
+  rules.half_life.length = by == OrderBy::kDecayed ? Draw(1, 4) : 0;
+  rules.ttl = Draw(0, 3);
+  rules.by_time = Draw(0, 2);
+  rules.floor = Draw(0, 2) ? rules.max_capacity : Draw(1, 2 * capacity);
   KeyTable one(rules), many(rules);
   const KeyTable::Parallel alone = {
       1, [](int64_t total, int64_t, const tfrs_embed::Chunks::Function& fn) {
@@ -217,8 +231,9 @@ void TryKeys() {
     std::vector<int64_t> keys(n), counts(n), rows[2], hints(n);
     for (int64_t& key : keys) key = Draw(0, capacity);
     for (int64_t& count : counts) count = Draw(0, 3);
-    const tfrs_embed::KeyStep step = {
+    tfrs_embed::KeyStep step = {
         keys.data(), Draw(0, 2) ? counts.data() : nullptr, n, number};
+    step.now = one.Moment(number, Draw(0, 9));  // A clock that may jump back.
     int64_t lacking[2];
     for (int run = 0; run < 2; ++run) {
       KeyTable& table = run ? many : one;
