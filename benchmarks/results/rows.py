@@ -132,10 +132,11 @@ ROWS = (
         "batches: with the test that overlaps, seed 0 has 0.882 after seven "
         "epochs and 1.095 after ten. tf_keras's own Embedding in the place of "
         "ours has the same errors for four epochs, to 0.001, and with the "
-        "disjoint test 1.138 after ten where ours has 1.224. keras_rs's program "
-        "itself, in Keras 3 and with its own layers, had an RMSE of 0.8312 in "
-        "one run here, with the test that overlaps. `make tutorials` runs keras_rs's program with its "
-        "layers and with ours for Keras 3, and compares all losses.",
+        "disjoint test 1.138 after ten where ours has 1.224. keras_rs's "
+        "program itself, in Keras 3 and with its own layers, had an RMSE of "
+        "0.8312 in one run here, with the test that overlaps. `make "
+        "tutorials` runs keras_rs's program with its layers and with ours for "
+        "Keras 3, and compares all losses.",
     ),
     Row(
         "dcn_tfrs",
