@@ -307,12 +307,14 @@ ORDERS.append(("builds one less", "variables", 2))
 
 # By day one of each kind.
 @nightly(
-    lambda fault: fault
-    not in (
-        "builds one more at first",
-        "calls in another order",
-        "calls one less",
-        "runs without kernels",
+    lambda fault: (
+        fault
+        not in (
+            "builds one more at first",
+            "calls in another order",
+            "calls one less",
+            "runs without kernels",
+        )
     )
 )
 @pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)
