@@ -29,9 +29,10 @@ IDS = [0, 3, 7, 3, 4, 7, 3]
 WORDS = ["a", "b", "c", "a", "d", "c", "a"]
 #: Only keys that occur twice get rows; the others are candidates.
 DYNAMIC = DynamicKeys(admission=FrequencyAdmission(2), eviction="lru")
+SCORED = DynamicKeys(admission=FrequencyAdmission(2), eviction="score")
 FALLBACK = DynamicKeys(admission=FrequencyAdmission(2), fallback_rows=2)
 STRINGS = DynamicKeys(tf.string)
-COUNTERS = ("frequency", "last_used", "candidates")
+COUNTERS = ("frequency", "score", "last_used", "candidates")
 
 
 def table(**settings):
@@ -73,7 +74,7 @@ CASES = {
     "partial-strings": (lambda: partial(table(keys=STRINGS)), WORDS),
     "partial-hashed": (lambda: partial(table(), hashing=Hash(salt=1)), KEYS),
     "distributed-static": (lambda: distributed(table()), IDS),
-    "distributed-dynamic": (lambda: distributed(table(keys=DYNAMIC)), KEYS),
+    "distributed-dynamic": (lambda: distributed(table(keys=SCORED)), KEYS),
     "distributed-hashed": (
         lambda: distributed(table(), hashing=Hash(salt=1)),
         KEYS,
@@ -126,6 +127,8 @@ def model_of(case):
             loss = tf.reduce_sum(model(given, training=True) ** 2)
         weights = [keras_versions.variable(v) for v in layer.trainable_weights]
         differentiate(tape, loss, weights)
+    if case == "distributed-dynamic":
+        layer.tables["t"].score([7, 4], [-0.5, 1e-30])
     return model, layer
 
 
@@ -165,8 +168,11 @@ def test_what_is_known_of_keys_is_shown_with_their_table(case, folder, capsys):
     [shown] = contents["tables"]
     assert shown["keys"] and shown["learning_rate"] == RATE
     assert {name: part["shape"] for name, part in shown["parts"].items()} == {
-        name: list(found[name].shape) for name in ("keys", *COUNTERS)
+        name: list(found[name].shape)
+        for name in ("keys", *COUNTERS)
+        if name in found
     }
+    assert ("score" in shown["parts"]) == (case == "distributed-dynamic")
     assert not contents["others"]
     assert contents["steps"] == {"layer": 2}
     assert main(["inspect", saved(case, folder)]) == 0

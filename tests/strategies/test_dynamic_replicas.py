@@ -410,21 +410,29 @@ def test_shared_rows_are_divided_evenly_among_replicas(strategy):
 
 @on("mirrored:2", tier="more")
 @on("workers:2", tier="more", when=lambda keys: keys == "shared")
-@pytest.mark.parametrize("keys", ["lfu", "shared"])
+@pytest.mark.parametrize("keys", ["score", "shared"])
 def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path, keys):
     world = strategy.num_replicas_in_sync
     rows = 14 * world * world
-    layer = make(strategy, rows, **KEYS[keys])
+    rules = {**KEYS["lfu"], "eviction": "score"}
+    if keys != "score":
+        rules = KEYS[keys]
+    layer = make(strategy, rows, **rules)
     step = trainer(strategy, layer)
     rng = np.random.default_rng(5)
     pool = np.arange(-20, 20) * 1001
     for _ in range(4):
         step(make_batches(rng, pool, world))
+    if keys == "score":
+        found = layer.tables["items"].keys()
+        layer.tables["items"].score(
+            found[::2], rng.normal(size=len(found[::2]))
+        )
     before = state_of(layer)
     assert len(before["keys"]) and len(before["candidates"])
     saved = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "saved"))
     chief = of_chief(strategy, type(tmp_path)(saved))
-    again = make(strategy, rows, **KEYS[keys])
+    again = make(strategy, rows, **rules)
     # Before it has tables.
     restored = tf.train.Checkpoint(layer=again).restore(str(chief))
     again.build(None)
@@ -432,12 +440,12 @@ def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path, keys):
     assert_same(state_of(again), before)
     if workers(strategy):
         return
-    alone = make(tf.distribute.get_strategy(), rows, **KEYS[keys])
+    alone = make(tf.distribute.get_strategy(), rows, **rules)
     alone.build(None)
     tf.train.Checkpoint(layer=alone).restore(str(chief)).assert_consumed()
     assert_same(state_of(alone), before)
     back = tf.train.Checkpoint(layer=alone).save(str(tmp_path / "alone"))
-    third = make(strategy, rows, **KEYS[keys])
+    third = make(strategy, rows, **rules)
     third.build(None)
     tf.train.Checkpoint(layer=third).restore(back)
     assert_same(state_of(third), before)
