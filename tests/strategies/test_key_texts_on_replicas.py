@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import tfrs_embed
 from process_tiers import on
-from strategies.replicas import distribute
+from strategies.replicas import distribute, of_chief
 from text_layers import inputs_of, make, require_texts, step_of
-from tfrs_embed import DynamicKeys, FileStorage, kernels
+from tfrs_embed import FileStorage, kernels
 from training_helpers import differentiate
 
 
@@ -41,18 +40,29 @@ def trainer(strategy, layer, graph=True):
     return step
 
 
+def saved(strategy, layer, path):
+    """Writes a checkpoint; returns the one that has all tables."""
+    tf.train.Checkpoint(layer=layer).write(str(path))
+    return str(of_chief(strategy, path))
+
+
 def words_of(rng, first, world):
-    """Two batches for each replica."""
+    """Two batches for each replica; each has a word that no other one has."""
     return [
         [
-            np.array([b"w%d" % n for n in rng.integers(first, first + 20, 6)])
-            for _ in range(2)
+            np.array(
+                [b"w%d-\xff" % n for n in rng.integers(first, first + 20, 5)]
+                + [b"%d of replica %d" % (2 * first + i, rank)],
+                object,
+            )
+            for i in range(2)
         ]
-        for _ in range(world)
+        for rank in range(world)
     ]
 
 
-@on("mirrored:2", "mirrored:4", tier="more")
+@on("mirrored:2", "mirrored:4", "workers:2", tier="more")
+@on("workers:3", tier="nightly")
 @pytest.mark.parametrize("spills", [False, True])
 @pytest.mark.usefixtures("both_implementations")
 def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
@@ -60,7 +70,7 @@ def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
     if spills:
         if kernels.operations("CPU:0") is None:
             pytest.skip("A spill needs kernels.")
-        keys["spill"] = FileStorage(tmp_path)
+        keys["spill"] = FileStorage(of_chief(strategy, tmp_path))
     world, rng = strategy.num_replicas_in_sync, np.random.default_rng(1)
     layer = make_spread(strategy, rows=120, **keys)
     table, step, seen = layer.tables["items"], trainer(strategy, layer), set()
@@ -71,14 +81,15 @@ def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
         require_texts(table, seen)
         assert table.statistics()["text"]["unknown"] == 0
     assert table.statistics()["in_all"]["evicted"] > 0
-    assert not table.key_texts._reserved and not table.key_texts._few
+    texts = table.key_texts
+    assert not texts._reserved and not texts.wanted.few
     found = table.top_k(tf.ones([1, 2]), 5)[1].numpy()[0].tolist()
     assert len({*found} & seen) == 5
     best = tf.function(lambda: strategy.run(table.top_k, ([[1.0, 1.0]], 5)))
     for texts in strategy.experimental_local_results(best()[1]):
         assert texts.numpy()[0].tolist() == found
 
-    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "saved"))
+    path = saved(strategy, layer, tmp_path / "saved")
     alone = make(rows=120)
     tf.train.Checkpoint(layer=alone).restore(path)
     if not spills:
@@ -104,16 +115,3 @@ def test_texts_in_fit(strategy):
     model.fit(data.batch(8), epochs=1, verbose=0)
     require_texts(layer.tables["items"], words)
     assert layer.tables["items"].statistics()["text"]["unknown"] == 0
-
-
-@on("workers:2", tier="more")
-def test_several_workers_are_an_error(strategy):
-    declared = DynamicKeys(tf.string, keep_text=True)
-    with strategy.scope():
-        table = tfrs_embed.TableConfig("items", 60, 2, keys=declared)
-        with pytest.raises(
-            NotImplementedError, match=r"Table 'items'.*keep_text=True.*workers"
-        ):
-            tfrs_embed.PartialTPUEmbedding(
-                tfrs_embed.FeatureConfig("word", table), "adagrad"
-            )

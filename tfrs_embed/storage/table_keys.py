@@ -196,7 +196,8 @@ class TableKeys:
             )
         kept: np.ndarray = shard_of >= 0
         if self.texts is not None:
-            self.texts.keep_only(keys[kept])
+            is_here = np.isin(shard_of, self.replicas.ranks)
+            self.texts.keep_only(keys[is_here], keys[kept & ~is_here])
             if TEXT in known:
                 self.texts.learn(keys, known[TEXT])
         if self.replicas.workers > 1:
@@ -217,6 +218,15 @@ class TableKeys:
                 keys[shard_of == rank],
                 clock.moment(self.rules.by_time, self.step),
             )
+        if self.texts is not None:
+            is_here = np.isin(shard_of, self.replicas.ranks)
+            gone = [
+                key
+                for shard in self.shards
+                if shard.texts is not None
+                for key in shard.texts.take_gone()
+            ]
+            self.texts.add(keys[is_here], keys[~is_here], gone)
 
     def keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong, ascending.
