@@ -178,14 +178,23 @@ class KeyTexts:
             self._publish()
 
     def add(
-        self, keys: np.ndarray, elsewhere: np.ndarray, gone: Iterable[int] = ()
+        self,
+        keys: np.ndarray,
+        elsewhere: np.ndarray,
+        gone: Iterable[int],
+        every: np.ndarray,
     ) -> None:
         """Does what `admit` does, between steps, on all workers.
 
-        The keys `elsewhere` have rows on other workers.
+        The keys `elsewhere` are given rows on other workers; `every` are those
+        that have rows then, on all.
         """
         with self._lock:
             self._admit(keys, gone)
+            if self._elsewhere:
+                # Other workers may have evicted them.
+                before = np.fromiter(self._elsewhere, np.int64)
+                self._elsewhere = {*before[np.isin(before, every)].tolist()}
             self._elsewhere.update(elsewhere.tolist())
             self._publish(anew=True)
 

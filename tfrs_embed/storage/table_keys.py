@@ -211,7 +211,8 @@ class TableKeys:
         if there is no room for them.
         """
         live = self.gather([shard.live().keys for shard in self.shards])
-        self.require_room(np.union1d(np.concatenate(live), keys))
+        every = np.union1d(np.concatenate(live), keys)
+        self.require_room(every)
         shard_of = self.shards_of(keys)
         for rank, shard in self.by_rank:
             shard.add(
@@ -226,7 +227,7 @@ class TableKeys:
                 if shard.texts is not None
                 for key in shard.texts.take_gone()
             ]
-            self.texts.add(keys[is_here], keys[~is_here], gone)
+            self.texts.add(keys[is_here], keys[~is_here], gone, every)
 
     def keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong, ascending.
