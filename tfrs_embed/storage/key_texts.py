@@ -11,9 +11,10 @@ a step tell each other which texts are wanted, and then send these.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,14 +120,10 @@ class KeyTexts:
             asked = np.unique(asked)
             return pack(asked, texts().of(asked))
 
-        def call(function: Any, inputs: list[tf.Tensor], kind: Any) -> Any:
-            made = tf.numpy_function(function, inputs, kind, stateful=False)
-            return tf.ensure_shape(made, [None])
-
         flat = tf.reshape(keys, [-1])
         with tf.device(HOST):
             if exchange is None:
-                found = call(own, [flat], tf.string)
+                found = _call(own, [flat], tf.string, [None])
             elif (replica := exchange.running()) is None:
                 found = tf.constant(self.read(flat.numpy()), tf.string)
             else:
@@ -134,8 +131,10 @@ class KeyTexts:
                     replica,
                     flat,
                     tf.constant(0, tf.int64),
-                    lambda asked: call(message, [asked], tf.int64),
-                    lambda got: call(texts_from, [got, flat], tf.string),
+                    lambda asked: _call(message, [asked], shape=[None]),
+                    lambda got: _call(
+                        texts_from, [got, flat], tf.string, [None]
+                    ),
                     lambda: tf.fill([tf.size(flat)], ""),
                 )
             found = tf.reshape(found, tf.shape(keys))
@@ -274,6 +273,40 @@ class KeyTexts:
         self.wanted.publish(self._unknown, self._elsewhere, anew)
 
 
+class _Learners:
+    """The texts of a layer's tables, which learn from one lookup.
+
+    TensorFlow keeps graphs, which must not keep the tables.
+    """
+
+    def __init__(self, tables: Sequence[KeyTexts]) -> None:
+        self._references = [weakref.ref(table) for table in tables]
+
+    def _tables(self) -> list[KeyTexts]:
+        return [t for r in self._references if (t := r()) is not None]
+
+    def learn(self, keys: np.ndarray, texts: Iterable[bytes]) -> np.ndarray:
+        """Gives the tables keys and their texts."""
+        for table in self._tables():
+            table.learn(keys, texts)
+        return np.int64(len(keys))
+
+    def learn_from(self, messages: np.ndarray) -> np.ndarray:
+        """Gives the tables the keys and texts of [n, m] messages."""
+        keys, texts = zip(*map(unpack, messages), strict=True)
+        return self.learn(np.concatenate(keys), list(itertools.chain(*texts)))
+
+    def message(
+        self, keys: np.ndarray, texts: np.ndarray, asked: np.ndarray
+    ) -> np.ndarray:
+        """Returns a message with the texts that were asked for, or lack."""
+        keys, first = np.unique(keys, return_index=True)
+        wanted = np.isin(keys, asked)
+        for table in self._tables():
+            wanted |= table.lacking(keys)
+        return pack(keys[wanted], texts[first][wanted])
+
+
 def learn_texts(
     tables: Sequence[KeyTexts], vectors: Sequence[tf.Tensor], ids: Sequence[Any]
 ) -> tf.Tensor:
@@ -290,43 +323,10 @@ def learn_texts(
     Returns:
         A scalar that exists when the texts are there.
     """
-    exchange = tables[0].exchange
-    replica = None if exchange is None else exchange.running()
-    if exchange is not None and replica is None:
-        return tf.constant(0, tf.int64)  # Nothing is looked up there.
-    # TensorFlow keeps graphs.
-    references = [weakref.ref(table) for table in tables]
+    exchange, learners = tables[0].exchange, _Learners(tables)
 
-    def tell(keys: np.ndarray, texts: Iterable[bytes]) -> np.ndarray:
-        for reference in references:
-            table = reference()
-            if table is not None:
-                table.learn(keys, texts)
-        return np.int64(len(keys))
-
-    def message(
-        keys: np.ndarray, texts: np.ndarray, asked: np.ndarray
-    ) -> np.ndarray:
-        keys, first = np.unique(keys, return_index=True)
-        wanted = np.isin(keys, asked)
-        for reference in references:
-            table = reference()
-            if table is not None:
-                wanted |= table.lacking(keys)
-        return pack(keys[wanted], texts[first][wanted])
-
-    def tell_all(messages: np.ndarray) -> np.ndarray:
-        every = [unpack(each) for each in messages]
-        return tell(
-            np.concatenate([keys for keys, _ in every]),
-            [text for _, texts in every for text in texts],
-        )
-
-    def call(function: Any, inputs: list[tf.Tensor], shape: list[Any]) -> Any:
-        # Not stateful: TensorFlow would order it after the calls of other
-        # replicas, which may wait for this one.
-        made = tf.numpy_function(function, inputs, tf.int64, stateful=False)
-        return tf.ensure_shape(made, shape)
+    def nothing() -> tf.Tensor:
+        return tf.constant(0, tf.int64)
 
     def among(lists: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the keys of `ids` that are in a list, and their texts."""
@@ -336,36 +336,46 @@ def learn_texts(
         found = are_among(keys, lists)
         return [tf.boolean_mask(each, found) for each in (keys, strings)]
 
-    def nothing() -> tf.Tensor:
-        return tf.constant(0, tf.int64)
-
     with tf.device(HOST), tf.control_dependencies(vectors):
-        lists = [table.wanted.read() for table in tables]
-        every = [each for of_table in lists for each in of_table]
+        many, few = zip(*(table.wanted.read() for table in tables), strict=True)
+        sizes = [tf.size(each, tf.int64) for each in many]
+        others = tf.add_n(sizes) - len(many)
+        keys = tf.concat([each[:-1] for each in few], 0)
         if exchange is None:
-            number = tf.add_n([tf.size(each) for each in every])
             return tf.cond(
-                number > len(every),
-                lambda: call(tell, among(every), []),
+                tf.size(keys, tf.int64) + others > 0,
+                lambda: _call(learners.learn, among([*many, *few])),
                 nothing,
             )
-        many = [of_table[0] for of_table in lists]
-        others = tf.add_n([tf.size(each, tf.int64) for each in many])
-        few = tf.concat([of_table[1][:-1] for of_table in lists], 0)
-        if replica:
-            few = few[:0]  # The first local replica asks for all.
+        replica = exchange.running()
+        if replica is None:
+            return nothing()  # Nothing is looked up there.
 
         def answer(asked: tf.Tensor) -> tf.Tensor:
             ended = tf.sort(tf.concat([asked, [END]], 0))
             inputs = [*among([*many, ended]), asked]
-            return call(message, inputs, [None])
+            return _call(learners.message, inputs, shape=[None])
 
-        assert replica is not None
         return exchange.ask(
             replica,
-            few,
-            others - len(many),
+            keys if replica == 0 else keys[:0],  # Once for each process.
+            others,
             answer,
-            lambda messages: call(tell_all, [messages], []),
+            lambda messages: _call(learners.learn_from, [messages]),
             nothing,
         )
+
+
+def _call(
+    function: Callable[..., np.ndarray],
+    inputs: list[tf.Tensor],
+    kind: tf.DType = tf.int64,
+    shape: Sequence[int | None] = (),
+) -> tf.Tensor:
+    """Calls a function of arrays where its inputs are.
+
+    It isn't stateful: TensorFlow would order it after the calls of other
+    replicas, which may wait for this one.
+    """
+    made = tf.numpy_function(function, inputs, kind, stateful=False)
+    return tf.ensure_shape(made, shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,19 +149,6 @@ class KeyedShard:
             return np.stack([keys, *seen], 1)
         found: np.ndarray = getattr(self.live(), name)
         return found
-
-    def moment(self) -> tuple[int, ...]:
-        """Returns numbers that change when keys get or lose rows.
-
-        It waits, up to a second, until all commits are published.
-        """
-        end = time.monotonic() + 1
-        while True:
-            numbers = self.key_table.numbers()
-            if not numbers.unpublished or time.monotonic() > end:
-                admitted, evicted, *_ = numbers.total
-                return numbers.size, admitted, evicted
-            time.sleep(0.001)
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
         """Returns rows of the parameters or a slot, in the host's memory."""

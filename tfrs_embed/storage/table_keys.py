@@ -7,6 +7,7 @@ key.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -119,8 +120,17 @@ class TableKeys:
         return self.gather.numbers(here)
 
     def moment(self) -> list[tuple[int, ...]]:
-        """Returns numbers that change with this process's keys."""
-        return [shard.moment() for shard in self.shards]
+        """Returns numbers that change when keys here get or lose rows.
+
+        It waits, up to a second, until all commits are published.
+        """
+        end, tables = time.monotonic() + 1, [s.key_table for s in self.shards]
+        while True:
+            found = [table.numbers() for table in tables]
+            published = not any(each.unpublished for each in found)
+            if published or time.monotonic() > end:
+                return [(each.size, *each.total[:2]) for each in found]
+            time.sleep(0.001)
 
     def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
         """Requires that the keys have not changed, if there is one worker.

@@ -7,7 +7,7 @@ of all texts, padded with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -99,7 +99,7 @@ class TextExchange:
         return texts_from(messages, keys)
 
 
-def pack(keys: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
+def pack(keys: np.ndarray, texts: Iterable[bytes]) -> np.ndarray:
     """Returns a message about the keys whose texts are not empty."""
     known = [(k, t) for k, t in zip(keys.tolist(), texts, strict=True) if t]
     parts = [len(known), *(k for k, _ in known), *(len(t) for _, t in known)]
