@@ -7,7 +7,7 @@ of all texts, padded with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -99,15 +99,15 @@ class TextExchange:
         return texts_from(messages, keys)
 
 
-def pack(keys: np.ndarray, texts: Iterable[bytes]) -> np.ndarray:
-    """Returns a message about the keys whose texts are not empty."""
-    known = [(k, t) for k, t in zip(keys.tolist(), texts, strict=True) if t]
-    parts = [len(known), *(k for k, _ in known), *(len(t) for _, t in known)]
-    content = b"".join(text for _, text in known)
+def pack(keys: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """Returns a message about the keys, [n], whose texts are not empty."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(keys))
+    known = lengths > 0
+    content = b"".join(texts)
     padded = content.ljust(-(-len(content) // 8) * 8, b"\0")
-    return np.concatenate(
-        [np.array(parts, np.int64), np.frombuffer(padded, np.int64)]
-    )
+    count = np.array([np.sum(known)], np.int64)
+    numbers = np.frombuffer(padded, np.int64)
+    return np.concatenate([count, keys[known], lengths[known], numbers])
 
 
 def unpack(message: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
