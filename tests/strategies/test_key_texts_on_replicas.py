@@ -213,3 +213,25 @@ def test_files_have_the_texts_of_all_replicas_keys(strategy, tmp_path):
         expected = best(queries).numpy()
         assert {*expected.ravel()} <= {*seen}
         np.testing.assert_array_equal(found, expected)
+
+
+@on("workers:2", tier="more")
+def test_a_step_that_fails_on_all_workers_leaves_no_text(strategy):
+    world = strategy.num_replicas_in_sync
+    layer = make_spread(strategy, rows=12 * world, eviction=None)
+    table, step = layer.tables["items"], trainer(strategy, layer, graph=False)
+
+    def batches(count):
+        words = [
+            [b"%d, %d" % (r, i) for i in range(count)] for r in range(world)
+        ]
+        return [[np.array(each)] * 2 for each in words]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no room"):
+        step(batches(40))
+    require_texts(table, [])
+    step(batches(3))
+    require_texts(table, [w for b in batches(3) for w in b[0].tolist()])
+    texts = table.key_texts
+    assert table.size == 3 * world == table.statistics()["text"]["keys"]
+    assert not texts._reserved and not texts.wanted.few
