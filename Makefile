@@ -15,6 +15,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # tensorflow_recommenders, the peer of tests and examples, needs Keras 2.
 export TF_USE_LEGACY_KERAS := 1
+# Tests start hundreds of processes: none is to compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs

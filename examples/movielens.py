@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import csv
 import dataclasses
+import hashlib
 import importlib.util
 import itertools
 import pathlib
@@ -23,6 +24,8 @@ import tensorflow as tf
 RATINGS, USERS, MOVIES = "ml-100k.inter", "ml-100k.user", "ml-100k.item"
 TEST_PART = 0.2
 MAX_HISTORY = 50
+#: The MD5 of GroupLens's u.data: of the file of ratings without its header.
+U_DATA_MD5 = "6e47046882bad158b0efbb84cd5cb987"
 #: The features that tell users, and movies, one from the other.
 IDS = ("user", "movie")
 
@@ -353,6 +356,29 @@ def load(
         train=train,
         test=test,
     )
+
+
+def fold_u1(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """GroupLens's fold u1, on which several publications test their models.
+
+    Args:
+        folder: where the files are.
+
+    Returns:
+        Rows of the file of ratings to train on, and rows to hold out: the first
+        fifth. None: the file's ratings are not those of u.data in its order.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+    """
+    if not (folder / RATINGS).is_file():
+        raise FileNotFoundError(f"{folder} has no file {RATINGS}.")
+    _, _, body = (folder / RATINGS).read_bytes().partition(b"\n")
+    if hashlib.md5(body).hexdigest() != U_DATA_MD5:
+        return None
+    rows = np.arange(body.count(b"\n"))
+    held_out = int(TEST_PART * len(rows))
+    return rows[held_out:], rows[:held_out]
 
 
 def load_movies(folder: pathlib.Path) -> list[Movie]:

@@ -45,7 +45,7 @@ def uniform(seed, key, step):
 class Seen:
     """What is known of a key."""
 
-    frequency: int
+    frequency: float  # Or its score, if the program gives scores.
     last: int  # The step, or the time, of its last use.
 
 
@@ -108,11 +108,13 @@ class ReferenceKeys:
         for key, occurrences in used.items():
             if key in outcome.known:
                 seen = self.live[key]
-                seen.frequency = self._decayed(seen, now) + occurrences
+                if not self._is_scored:
+                    seen.frequency = self._decayed(seen, now) + occurrences
                 seen.last = now
             elif key in outcome.admitted:
                 before = self.candidates.pop(key, Seen(0, 0))
-                self.live[key] = Seen(before.frequency + occurrences, now)
+                total = before.frequency + occurrences
+                self.live[key] = Seen(0 if self._is_scored else total, now)
             elif self.rules.threshold:
                 seen = self.candidates.setdefault(key, Seen(0, 0))
                 seen.frequency += occurrences
@@ -137,6 +139,12 @@ class ReferenceKeys:
         self.total[1] += len(gone) if evicted else 0
         return gone
 
+    def score(self, keys, scores):
+        """Gives keys with rows their scores; others get none."""
+        for key, score in zip(keys, scores, strict=True):
+            if key in self.live:
+                self.live[key].frequency = score
+
     def replace(self, live, candidates):
         """Forgets all keys; both are dicts of `Seen`."""
         self.live = dict(live)
@@ -152,6 +160,10 @@ class ReferenceKeys:
             + [seen.last for seen in [*live.values(), *candidates.values()]]
         )
         self._forget_candidates()
+
+    @property
+    def _is_scored(self):
+        return self.rules.policy == "score"
 
     def _forget_candidates(self):
         by_age = sorted(self.candidates, key=self._age_of_candidate)
@@ -234,7 +246,7 @@ class ReferenceKeys:
 
     def _score(self, key):
         seen = self.live[key]
-        if self.rules.policy == "lfu":
+        if self.rules.policy in ("lfu", "score"):
             return seen.frequency, seen.last, key
         if self.rules.policy == "decay":
             # Frequencies now are in the order of frequency * 2^number, of which

@@ -20,9 +20,11 @@ POLICIES = [
     {"policy": "none"},
     {"policy": "lru", "evicts": True},
     {"policy": "lfu", "evicts": True},
+    {"policy": "score", "evicts": True},
     {"policy": "lru", "ttl": 3, "evicts": True},
     {"policy": "lru", "ttl": 2},
     {"policy": "lfu", "ttl": 3, "evicts": True},
+    {"policy": "score", "ttl": 3, "evicts": True},
     {"policy": "lru", "ttl": 3, "by_time": True, "evicts": True},
     {"policy": "decay", "half_life": 3, "evicts": True},
     {
@@ -141,6 +143,13 @@ class Compared:
         for key in gone:
             del self.rows[key]
 
+    def score(self, keys, scores):
+        """Scores keys of a table whose policy it is."""
+        if self.rules.policy == "score":
+            self.reference.score(keys, scores)
+            rows = self.table.score(np.array(keys, np.int64), scores)
+            assert rows.tolist() == [self.rows.get(k, ABSENT) for k in keys]
+
     def replace(self, live, candidates):
         """Both are dicts of (frequency, step)."""
         self.reference.replace(
@@ -245,5 +254,7 @@ def run_random_stream(rng, capacity, steps):
             }
             live = dict(list(seen.items())[: min(most, len(seen) // 2)])
             compared.replace(live, seen)
+        if rng.random() < 0.3:
+            compared.score(keys, rng.integers(-2, 3, size).tolist())
         compared.find(keys)
     compared.check()

@@ -578,7 +578,7 @@ class Keys:
     Beside it is an empty table, which has no spill.
     """
 
-    def __init__(self, spills):
+    def __init__(self, spills, **rules):
         self.state, spill = [], {}
         if spills:
             self.folder = tempfile.TemporaryDirectory()
@@ -589,7 +589,7 @@ class Keys:
                 "spill_parts": [4 * DIM, 4],
                 "spill_bytes": 1 << 20,
             }
-        arguments = key_table_arguments(**spill)
+        arguments = key_table_arguments(**spill, **rules)
         self.handle = module().tfrs_embed_key_table(**arguments)
         self.empty = module().tfrs_embed_key_table(
             **key_table_arguments(threshold=2)
@@ -798,6 +798,15 @@ def replace_with_spill():
 def remove():
     check = equal([FIRST_ROW, 0])
     return Keys(False).call("remove", check, keys=i64([10, 7]), evicted=False)
+
+
+@right_call
+def score():
+    # In memory, in the spill, and nowhere.
+    check = equal([FIRST_ROW, SPILLED + 1, 0])
+    return Keys(True, policy="score").call(
+        "score", check, keys=i64([10, 1, 7]), scores=i64([5, -5, 3])
+    )
 
 
 @right_call

@@ -15,6 +15,8 @@ from process_tiers import nightly, on
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.parsing import parse
 from tfrs_embed.ops.inputs import CallInputs, to_bags
+from tfrs_embed.optimizers import rules
+from tfrs_embed.optimizers.rules import Slot
 from training_helpers import ON_GPU, assert_unchanged, state
 
 pytestmark = on("keras:3", tier="nightly")
@@ -1040,6 +1042,18 @@ def test_a_layer_that_memory_lacked_for_can_be_built_again():
         layer.build(None)
     layer.build(None)
     np.testing.assert_array_equal(layer(tf.constant([3])), np.ones([1, 4]))
+
+
+@pytest.mark.parametrize(
+    "slot", ["text", "score", "last_used", "fallback_sums", "learning_rate"]
+)
+def test_a_slot_with_the_name_of_another_part_is_refused(monkeypatch, slot):
+    monkeypatch.setattr(rules.SGD, "slots", lambda self: {slot: Slot(0.0)})
+    keys = tfrs_embed.DynamicKeys()
+    table = tfrs_embed.TableConfig("bad", 8, 4, keys=keys)
+    feature = tfrs_embed.FeatureConfig("f", table)
+    with pytest.raises(ValueError, match=f"'bad': .* has a slot '{slot}', and"):
+        layers.PartialTPUEmbedding(feature, "sgd").build(None)
 
 
 @pytest.mark.parametrize("argument", ["batch_size", "implementation", "rows"])

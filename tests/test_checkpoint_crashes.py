@@ -199,16 +199,12 @@ def copies(run, epoch, folder="."):
     [
         ("one", "row", "manager", ".", restore_checkpoint),
         ("one", "dynamic", "deltas", ".", restore_checkpoint),
-        ("workers", "mixed", "deltas", ".", restore_checkpoint),
-        ("one", "row", "keras", "backup/chief", restore_backup),
         ("one", "row", "keras", "models", restore_weights),
         *(
             pytest.param(
                 *("workers", placement, "manager", ".", restore_checkpoint),
-                # These three have all ways in which rows are saved.
-                marks=()
-                if placement in ("row", "mixed", "dynamic")
-                else pytest.mark.nightly,
+                # It has all ways in which rows are saved.
+                marks=() if placement == "mixed" else pytest.mark.nightly,
             )
             for placement in PLACEMENTS
         ),
@@ -216,6 +212,8 @@ def copies(run, epoch, folder="."):
             pytest.param(*other, marks=pytest.mark.nightly)
             for other in (
                 ("one", "dynamic", "manager", ".", restore_checkpoint),
+                ("one", "row", "keras", "backup/chief", restore_backup),
+                ("workers", "mixed", "deltas", ".", restore_checkpoint),
                 ("mirrored", "row", "manager", ".", restore_checkpoint),
                 ("mirrored", "row", "deltas", ".", restore_checkpoint),
                 ("workers", "row", "deltas", ".", restore_checkpoint),

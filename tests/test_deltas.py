@@ -121,6 +121,14 @@ def test_keys_that_come_and_go_have_changed(both_implementations):
     assert changed.removed.tolist() == [100]
 
 
+def test_scored_keys_have_changed(both_implementations):
+    layer, table = make(24, keys=tfrs_embed.DynamicKeys(eviction="score"))
+    update(layer, range(24))
+    before = table.moment()
+    table.score([7, 3], [1, 2])
+    assert sorted(table.changed(before).rows) == [3, 7]
+
+
 def test_more_removed_keys_than_are_noted(both_implementations):
     layer, table = make(24, keys=evicting())
     before = table.moment()

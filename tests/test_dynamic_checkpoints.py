@@ -416,6 +416,59 @@ class TestCheckpoints:
             variables["candidates"].numpy(), [[1, 1, 4]]
         )
 
+    @BUILT
+    def test_scores(self, tmp_path, built):
+        scored = DynamicKeys(eviction="score")
+        layer = train(make(keys=scored), [1, 2, 5, -7], [9, 5])
+        layer.tables["ids"].score([5, 2, -7], [-1.5, 0.25, 1e-40])
+        saved = state(layer)
+        path = save(layer, tmp_path)
+        other = make(rows=4, keys=scored)
+        if built:
+            train(other, [70, 80, 5])
+            other.tables["ids"].score([5, 70], [3, 4])
+        with pytest.warns(UserWarning, match="'ids' leaves out 1 of 5 keys"):
+            restore(other, path)
+            other.build(None)
+        # Of a shard with too few rows those with the least scores are left out.
+        found, kept = state(other), np.array([True, True, True, False, True])
+        for name in ("keys", "parameters", "score", "last_used"):
+            np.testing.assert_array_equal(
+                found[f"ids/{name}"], saved[f"ids/{name}"][kept], name
+            )
+        np.testing.assert_array_equal(
+            found["ids/score"], np.float32([1e-40, 0, 0.25, 0])
+        )
+        train(other, [100])
+        assert other.tables["ids"].keys().tolist() == [-7, 2, 9, 100]
+
+        # Scores are no frequencies, nor frequencies scores.
+        often = make(keys=DynamicKeys(eviction="lfu"))
+        restore(often, path)
+        often.build(None)
+        assert not state(often)["ids/frequency"].any()
+        train(often, [2, 2])
+        restore(other, save(often, tmp_path))
+        np.testing.assert_array_equal(state(other)["ids/score"], np.zeros(4))
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ([1, np.nan], "must be finite float32 .* nan for key number 1"),
+            ([np.inf, 1], "must be finite float32 .* inf for key number 0"),
+            ([1.0], r"must have the shape \[2\], .* got \[1\]"),
+        ],
+    )
+    def test_scores_that_no_table_can_have(self, tmp_path, value, text):
+        given = {**GOOD, "score": np.float32(value)}
+        path = save(plain(**given), tmp_path)
+        layer = train(make(keys=DynamicKeys(eviction="score")), [1, 2])
+        layer.tables["ids"].score([1], [2])
+        before = tables_of(layer)
+        with pytest.raises(ValueError, match=f"'ids'.* scores {text}"):
+            restore(layer, path)
+        assert_same(tables_of(layer), before)
+
     def test_asynchronous_checkpoints(self, tmp_path):
         layer = trained()
         options = tf.train.CheckpointOptions(

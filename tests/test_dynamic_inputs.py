@@ -126,13 +126,18 @@ BAD_RULES = [
         ValueError,
         "eviction='lfu' would never evict",
     ),
+    (
+        lambda: DynamicKeys(eviction="score", when_full="error"),
+        ValueError,
+        "eviction='score' would never evict",
+    ),
     (lambda: DynamicKeys(eviction="fifo"), ValueError, "'lru', 'lfu'.*'fifo'"),
     (lambda: DynamicKeys(eviction=5), TypeError, "'lru', 'lfu'.* got 5"),
     (lambda: DynamicKeys(eviction=TimeToLive), TypeError, "eviction must be"),
     (
         lambda: DynamicKeys(eviction=lambda keys, *_: keys),
         TypeError,
-        r"a rule of its own calls the table's remove\(keys\)",
+        r"a rule of its own takes 'score' and calls the table's score\(keys",
     ),
     (lambda: DynamicKeys(admission=3), TypeError, "admission must .* got 3"),
     (
@@ -418,6 +423,7 @@ METHODS = {
     "lookup": lambda table: table.lookup([1]),
     "remove": lambda table: table.remove([1]),
     "evict": lambda table: table.evict(1),
+    "score": lambda table: table.score([1], [2]),
     "statistics": lambda table: table.statistics(),
 }
 
@@ -470,6 +476,42 @@ def test_counts_of_keys_to_evict(count):
     with pytest.raises(ValueError, match="Table 'ids': say how many"):
         layer.tables["ids"].evict()
     assert layer.tables["ids"].evict(np.int64(5)) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "scores", "error", "text"),
+    [
+        ([1, 9, 8], [1, 2, 3], ValueError, "2 of the keys .* no row, .* as 8"),
+        ([1, 4], [1, 2], ValueError, "1 of the keys .* no row, .* as 4"),
+        ([2, 1], [0, np.nan], ValueError, "finite float32 .* nan for key .* 1"),
+        ([1], [-np.inf], ValueError, "finite float32 .* got -inf"),
+        ([1], [1e39], ValueError, r"finite .* most 3.4e\+38 .* got 1e\+39"),
+        ([1, 2], [1], ValueError, r"scores .* shape \[2\], .* got \[1\]"),
+        ([1], [[1]], ValueError, r"scores .* shape \[1\], .* got \[1, 1\]"),
+        ([1, 2, 1], [1, 2, 3], ValueError, "key 1 has the scores 1.0 and 3.0"),
+        ([1], ["a"], TypeError, "scores must be numbers"),
+        ([1], [True], TypeError, "scores must be numbers, got bool"),
+        (["a"], [1], TypeError, "int64, .* got string"),
+    ],
+)
+def test_scores_that_no_key_can_have(keys, scores, error, text):
+    layer = trained(
+        [1, 1, 2, 2, 4], eviction="score", admission=FrequencyAdmission(2)
+    )
+    layer.tables["ids"].score([1, 2, 1], [3, 4, 3])
+    before = state(layer)
+    np.testing.assert_array_equal(before["ids/score"], np.float32([3, 4]))
+    with pytest.raises(error, match=f"Table 'ids'.*{text}"):
+        layer.tables["ids"].score(keys, scores)
+    with pytest.raises(ValueError, match=r"Table 'ids'.* scores .* got nan"):
+        layer.tables["ids"].variables["score"].assign([1, np.nan])
+    assert_same(state(layer), before)
+
+
+def test_scores_are_for_the_rule_that_needs_them():
+    layer = trained([1], eviction=(TimeToLive(3), "lfu"))
+    with pytest.raises(ValueError, match=r"Table 'ids' has .*'lfu'.* no score"):
+        layer.tables["ids"].score([1], [2])
 
 
 def test_what_never_evicts_never_does():
@@ -661,6 +703,7 @@ def test_a_layers_config_keeps_its_keys():
         DynamicKeys(eviction=(TimeToLive(hours=0.5), "LFU")),
         DynamicKeys(eviction=[TimeToLive(9), DecayingFrequency(3)]),
         DynamicKeys(eviction=DecayingFrequency(days=7), floor=0.95),
+        DynamicKeys(eviction=(TimeToLive(9), "Score")),
     ]
     layer = layers.PartialTPUEmbedding(
         [

@@ -65,7 +65,7 @@ def undisturbed(start, tmp_path_factory):
         return found
 
 
-@nightly(lambda fault: fault == "worker 1 stops in a step")
+@nightly(lambda fault: fault != "killed")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -101,7 +101,7 @@ def test_the_others_end_and_the_job_resumes(
     assert resumed == {k: undisturbed[k] for k in ("3", "4", "5")}
 
 
-@nightly(lambda fault: fault == "stopped")
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_fit_of_keras_3_ends_and_resumes(tmp_path, fault):
     command = [sys.executable, str(TESTS / "strategies/fit3_worker.py")]
@@ -245,7 +245,7 @@ def test_workers_that_build_other_tables_are_noticed(
         assert (waited in cluster.output(0)) == (fault == "missing")
 
 
-@nightly(lambda fault: fault == "reads another")
+@nightly(lambda fault: fault != "saves alone")
 @pytest.mark.parametrize(
     ("fault", "actions"),
     [
@@ -305,6 +305,18 @@ ORDERS = [
 ORDERS.append(("builds one less", "variables", 2))
 
 
+# By day one of each kind.
+@nightly(
+    lambda fault: (
+        fault
+        not in (
+            "builds one more at first",
+            "calls in another order",
+            "calls one less",
+            "runs without kernels",
+        )
+    )
+)
 @pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)
 def test_another_order_of_layers_is_refused(server, fault, placement, workers):
     command = [str(TESTS / "faults/orders.py")]

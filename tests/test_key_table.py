@@ -47,6 +47,7 @@ def all_rules(draw):
 
 
 KEYS = st.integers(1, 20) | st.sampled_from(EXTREME)
+SCORES = st.sampled_from([-(2**31), -5, -1, 0, 1, 2, 2**31 - 1])
 SEEN = st.dictionaries(
     KEYS, st.tuples(st.integers(1, 5), st.integers(-3, 12)), max_size=14
 )
@@ -56,12 +57,18 @@ SEEN = st.dictionaries(
 def operations(draw):
     kind = draw(
         st.sampled_from(
-            ["step", "step", "step", "commit", "plan", "remove", "replace"]
+            [
+                *("step", "step", "step", "commit", "plan"),
+                *("remove", "replace", "score"),
+            ]
         )
     )
     if kind == "replace":
         return kind, draw(SEEN), draw(SEEN)
     keys = draw(st.lists(KEYS, max_size=14))
+    if kind == "score":
+        scores = st.lists(SCORES, min_size=len(keys), max_size=len(keys))
+        return kind, keys, draw(scores)
     if kind == "remove":
         return kind, keys, draw(st.booleans())
     counts = draw(
@@ -84,6 +91,8 @@ def run(compared, stream):
             compared.replace(live, candidates)
         elif kind == "remove":
             compared.remove(*arguments)
+        elif kind == "score":
+            compared.score(*arguments)
         else:
             keys, counts, more = arguments
             step = step + more
@@ -146,6 +155,7 @@ def test_long_streams(policy, admission):
         moment = [step, step - 3 * (step % 4 == 0)]
         compared.plan(keys.tolist(), counts, moment)
         compared.commit(keys.tolist(), counts, moment)
+        compared.score(keys.tolist(), rng.integers(-9, 9, 700).tolist())
         if step % 20 == 0:
             compared.check()
     assert compared.reference.total[1] > 0 or not rules.evicts
@@ -282,6 +292,7 @@ def test_many_keys_go_together(policy):
         keys = (rng.zipf(1.3, 200) % 4000).tolist()
         new = range(10_000 + 300 * step, 10_300 + 300 * step)
         compared.commit([*keys, *new], None, [step, step])
+        compared.score([*new, *keys], rng.integers(-5, 5, 500).tolist())
     assert compared.reference.total[1] > 6000
     compared.check()
 

@@ -15,7 +15,7 @@ import tfrs_embed
 from delta_checkpoints import Job
 from keras_under_test import keras, layers
 from process_tiers import on
-from tfrs_embed import kernels
+from tfrs_embed import DynamicKeys, TimeToLive, kernels
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export_rows, import_rows, row_import
 from training_helpers import state as state_of
@@ -276,6 +276,94 @@ def test_increments_make_the_rows_of_the_exporter(
         import_rows(other.layer, folder, slots=True)
         assert rows_of(other.layer, True) == rows_of(job.layer, True)
         job.train()
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "score", TimeToLive(days=9)])
+def test_a_table_with_its_counters_evicts_as_the_exporter(
+    eviction, tmp_path, both_implementations
+):
+    def make_keyed():
+        keys = DynamicKeys(eviction=eviction)
+        table = tfrs_embed.TableConfig("t", 12, 4, keys=keys)
+        feature = tfrs_embed.FeatureConfig("f", table)
+        layer = layers.PartialTPUEmbedding(feature, "sgd", name="layer")
+        layer.build(None)
+        return layer, layer.tables["t"]
+
+    def step(layer, keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant(keys, tf.int64)))
+        tape.gradient(loss, layer.trainable_variables)
+
+    days, rng = [1000], np.random.default_rng(0)
+    clock = tfrs_embed.testing.simulated_clock(lambda: 86_400 * days[0])
+    layer, table = make_keyed()
+    other, imported = make_keyed()
+    step(other, [3, 70, 70])
+    since = None
+    with clock:
+        for number in range(4):
+            for _ in range(3):
+                step(layer, rng.integers(0, 30, 5))
+                days[0] += 1
+            if eviction == "score":
+                keys = table.keys()
+                table.score(keys[::2], rng.integers(-2, 3, len(keys[::2])))
+            folder = tmp_path / str(number)
+            since = export_rows(layer, folder, since, counters=True)
+            if not isinstance(eviction, TimeToLive):
+                before = state_of(other)
+                with pytest.raises(ValueError, match="at most the layer's st"):
+                    import_rows(other, folder, counters=True)
+                assert state_of(other).keys() == before.keys()
+                for name, value in state_of(other).items():
+                    np.testing.assert_array_equal(value, before[name])
+            other.step.assign(layer.step)
+            if number == 0:
+                imported.remove([3, 70])
+            import_rows(other, folder, counters=True)
+            for name, value in state_of(layer).items():
+                found = state_of(other)[name]
+                np.testing.assert_array_equal(found, value, name)
+        for _ in range(9):
+            keys = rng.integers(0, 30, 5)
+            step(layer, keys), step(other, keys)
+            assert imported.keys().tolist() == table.keys().tolist()
+
+
+@pytest.mark.parametrize(
+    ("eviction", "name", "values", "said"),
+    [
+        ("lru", "frequency", [1, -1], "'frequency' .* at least 0, and is -1"),
+        ("lru", "last_used", [1.0, 2], "last_used' .* integers .* is double"),
+        ("lru", "last_used", [None, 2], "integers and no nulls.* with 1 nulls"),
+        ("lru", "last_used", None, "must have one column 'last_used'"),
+        ("score", "score", [1.0, np.nan], "finite numbers .* nan at key 2"),
+        ("score", "score", [1.0, 1e39], r"finite numbers .* 1e\+39 at key 2"),
+        (
+            TimeToLive(days=1),
+            "last_used_time",
+            [1, 10**18],
+            "'last_used_time' .* more than a day after",
+        ),
+    ],
+)
+def test_counters_that_no_key_can_have(eviction, name, values, said, tmp_path):
+    keys = DynamicKeys(eviction=eviction)
+    table = tfrs_embed.TableConfig("t", 12, 4, keys=keys)
+    feature = tfrs_embed.FeatureConfig("f", table)
+    layer = layers.PartialTPUEmbedding(feature, "sgd")
+    layer.build(None)
+    before = state_of(layer)
+    columns = {"key": [1, 2], "row": [[1.0] * 4] * 2, "frequency": [1, 1]}
+    columns |= {"score": [1, 2], "last_used": [0, 0], "last_used_time": [0, 0]}
+    columns |= {name: values}
+    columns = {k: v for k, v in columns.items() if v is not None}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=f"a.parquet.*{said}"):
+        import_rows(layer.tables["t"], tmp_path, counters=True)
+    for part, value in state_of(layer).items():
+        np.testing.assert_array_equal(value, before[part])
 
 
 def test_slots_stay_without_slots(tmp_path):

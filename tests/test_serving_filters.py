@@ -208,6 +208,19 @@ def test_limits_that_fit_no_table_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tables_with_scores_have_ages_and_best_keys_but_no_frequency(tmp_path):
+    stream = Stream(tf.distribute.get_strategy(), "score")
+    for keys in ([3, 5, 7, 8], [5, 7, 8, 9]):
+        stream._run(tf.constant(keys, tf.int64))
+    stream.table.score([3, 5, 8], [9, -1, 2])
+    stream.export(tmp_path / "model", max_age=0, max_keys=2)
+    stream.assert_serves(tmp_path / "model", [8, 9], ASKED)
+    for limits in ({"min_frequency": 1}, {"min_frequency": {"items": 2}}):
+        match = "Table 'items' .* min_frequency=.: with eviction='score' it has"
+        with pytest.raises(ValueError, match=match):
+            stream.export(tmp_path / "other", **limits)
+
+
 def test_tables_that_count_in_time_have_ages_in_time(tmp_path):
     days = tfrs_embed.TimeToLive(days=30)
     stream = Stream(tf.distribute.get_strategy(), days, fallback_rows=4)

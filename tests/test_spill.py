@@ -317,6 +317,36 @@ def test_what_users_write(tmp_path):
     train(layer, seed=5)
 
 
+def test_scores_go_to_the_file_and_come_back(tmp_path):
+    layer = make_layer(spilling(tmp_path, eviction="score"))
+    layer.build(None)
+    table = layer.tables["t0"]
+    table.track_changes()
+    train(layer, 4)
+    moment, keys = table.moment(), table.keys()
+    scores = (keys * 7 % 13 - 6) / np.float32(4)
+    table.score(keys[::2], scores[::2])
+    assert np.sum(table.lookup(keys[::2]) >= 2**40) > 10
+    assert sorted(table.changed(moment).rows) == keys[::2].tolist()
+    given = dict(zip(keys[::2].tolist(), scores[::2].tolist(), strict=True))
+    # Those in the file come back, and others go there.
+    train(layer, 10, seed=1)
+    assert table.statistics()["spill"]["returned"] > 50
+    np.testing.assert_array_equal(
+        table.variables["score"].numpy(),
+        [given.get(key, 0) for key in table.keys().tolist()],
+    )
+    saved = tf.train.Checkpoint(layer=layer).write(f"{tmp_path}/saved")
+    again = make_layer(spilling(tmp_path, eviction="score"), 2 * ROWS)
+    again.build(None)
+    tf.train.Checkpoint(layer=again).read(saved).assert_consumed()
+    assert_equal(again, layer)
+    # The rows in memory are of the best keys.
+    here = again.tables["t0"].lookup(again.tables["t0"].keys()) < 2**40
+    found = again.tables["t0"].variables["score"].numpy()
+    assert np.sum(here) == 2 * ROWS and found[here].min() >= found[~here].max()
+
+
 def test_changes_of_spilled_rows_are_known(tmp_path):
     layer = make_layer(spilling(tmp_path))
     layer.build(None)

@@ -31,7 +31,7 @@ from training_helpers import differentiate
 ROWS, DIM, RATE = 96, 2, 2.0**-10
 #: Of all replicas; 12 is a multiple of 1, 2 and 3.
 BATCH = 12
-DAYS, STEPS_A_DAY, STEPS_PER_SAVE = 7, 12, 5
+DAYS, STEPS_A_DAY, STEPS_PER_SAVE, STEPS_PER_SCORES = 7, 12, 5, 4
 DAY = 86_400
 #: From which step to which the clock is two days late.
 BACK = (40, 44)
@@ -56,6 +56,10 @@ RULES = {
         eviction=(TimeToLive(hours=60), tfrs_embed.DecayingFrequency(days=1)),
         admission=tfrs_embed.FrequencyAdmission(2),
         fallback_rows=12,
+    ),
+    "score": dict(
+        eviction=(TimeToLive(days=3), "score"),
+        admission=tfrs_embed.FrequencyAdmission(2),
     ),
     "text": dict(dtype=tf.string, eviction="lru", keep_text=True),
 }
@@ -93,6 +97,12 @@ def week():
             if BACK[0] <= number < BACK[1]:
                 now -= 2 * DAY
             yield Step(number, now, pool[chosen], i == STEPS_A_DAY - 1)
+
+
+def scores(keys, step):
+    """What the program says that keys are worth, which changes with steps."""
+    worth = (keys % 11 - 5) / 4 * (1 + step.number % 3)
+    return np.float32(worth)
 
 
 def make_layer(names):
@@ -144,6 +154,10 @@ class Job:
                 for name in ("steps", "days"):
                     self.layer.tables[name].evict()
                 self.layer.tables["lru"].remove(step.keys[:5])
+            if step.number % STEPS_PER_SCORES == 0:
+                table = self.layer.tables["score"]
+                keys = table.keys()[:: step.number % 5 + 1]
+                table.score(keys, scores(keys, step))
         self.done.assign(step.number)
 
     def result(self):
@@ -197,6 +211,13 @@ class ReferenceTable:
             for key in shard.remove(keys):
                 del self.rows[key]
 
+    def score(self, step):
+        keys = sorted(key for shard in self.shards for key in shard.live)
+        keys = keys[:: step.number % 5 + 1]
+        values = scores(np.array(keys), step).tolist()
+        for shard in self.shards:
+            shard.score(keys, values)
+
     def evict_expired(self, step):
         now = int(step.now * 1_000_000) if self.rules.by_time else step.number
         expired = [
@@ -212,10 +233,11 @@ class ReferenceTable:
         seen = {k: s for d in self.shards for k, s in d.candidates.items()}
         keys = sorted(live)
         last_used = "last_used_time" if self.rules.by_time else "last_used"
+        counter = "score" if self.rules.policy == "score" else "frequency"
         state = {
             "keys": keys,
             "parameters": [[self.rows[key]] * DIM for key in keys],
-            "frequency": [live[key].frequency for key in keys],
+            counter: [live[key].frequency for key in keys],
             last_used: [live[key].last for key in keys],
             "candidates": np.reshape(
                 [(k, seen[k].frequency, seen[k].last) for k in sorted(seen)],
@@ -242,6 +264,8 @@ def expected(names, world):
             for name in ("steps", "days"):
                 tables[name].evict_expired(step)
             tables["lru"].remove(step.keys[:5].tolist())
+        if step.number % STEPS_PER_SCORES == 0:
+            tables["score"].score(step)
     return {
         f"{name}/{part}": np.array(value)
         for name, table in tables.items()

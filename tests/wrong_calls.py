@@ -442,7 +442,7 @@ for value in ("/nowhere/at all", __file__, f"/{'x' * 300}"):
 
 ON_TABLES = [
     *("find", "check", "publish", "reserve", "commit_with_spill", "export"),
-    *("replace_with_spill", "remove", "take_removed", "info"),
+    *("replace_with_spill", "remove", "score", "take_removed", "info"),
     *("find_spilled", "read_ahead_spilled"),
     *("lookup_spilled", "fetch_spilled", "read_spilled", "write_spilled"),
 ]
@@ -455,17 +455,18 @@ for name in (
     "export",
     "replace_with_spill",
     "remove",
+    "score",
     "take_removed",
     "read_spilled",
 ):
     wrong(name, "It takes one table", tables=both)
 message = "The table has no spill|1 parameters, but 0"
-for name in ON_TABLES[10:]:
+for name in ON_TABLES[11:]:
     wrong(name, message, tables=no_spill)
 wrong("commit_with_spill", "the spills have 0", tables=no_spill)
 for name in (
     *("find", "reserve", "commit_with_spill", "replace_with_spill"),
-    *("remove", "find_spilled"),
+    *("remove", "score", "find_spilled"),
 ):
     for value in (np.int64(1), i64([[1], [3]])):
         wrong(name, "keys must be a vector", keys=value)
@@ -487,6 +488,16 @@ for name in ("find", "reserve", "lookup_spilled"):
             tables=both,
             table_of=i32([0, value]),
         )
+wrong("score", "policy isn't score", tables=no_spill)
+for value in (i64([1, 2]), i64([])):
+    wrong("score", f"{len(value)} scores for 3 keys", scores=value)
+wrong("score", "scores must be a vector", scores=i64([[1, 2, 3]]))
+for value in (MIN, -(2**31) - 1):
+    wrong(
+        "score",
+        f"Key 1 has the score {value}, less than",
+        scores=i64([0, value, 0]),
+    )
 wrong("check", "rows must be a vector", rows=i64([[2, 3]]))
 wrong("check_old_rows", "Row -1 < 0", rows=i64([2, -1]))
 for name in ("check", "publish"):

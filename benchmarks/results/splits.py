@@ -13,8 +13,6 @@ import _examples  # noqa: F401  # Before TensorFlow.
 import movielens
 import numpy as np
 
-#: The MD5 of the file of ratings without its header: GroupLens's u.data.
-U_DATA_MD5 = "6e47046882bad158b0efbb84cd5cb987"
 USERS, MOVIES, RATINGS = 943, 1682, 100_000
 FOLDS = 5
 
@@ -46,10 +44,10 @@ def check(body: bytes) -> None:
         ValueError: they are other ones.
     """
     found = hashlib.md5(body).hexdigest()
-    if found != U_DATA_MD5:
+    if found != movielens.U_DATA_MD5:
         raise ValueError(
-            f"The ratings have the MD5 {found}; u.data has {U_DATA_MD5}. "
-            "Published splits are of u.data's order."
+            f"The ratings have the MD5 {found}; u.data has "
+            f"{movielens.U_DATA_MD5}. Published splits are of u.data's order."
         )
 
 

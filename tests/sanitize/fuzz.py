@@ -429,6 +429,7 @@ def try_spill(rng, folder):
     capacity, dim = int(rng.integers(1, 40)), int(2 ** rng.uniform(0, 11))
     policies = [{"policy": "lru"}, {"policy": "lfu", "ttl": 4}]
     policies.append({"policy": "decay", "half_life": 3, "ttl": 5})
+    policies.append({"policy": "score"})
     rules = KeyRules(
         capacity,
         capacity,
@@ -465,6 +466,8 @@ def try_spill(rng, folder):
             variable.scatter_update(tf.IndexedSlices(new, given.rows))
             for key, row in zip(keys.tolist(), new, strict=True):
                 known[key, name] = row
+        if rules.scored:
+            table.score(keys, rng.integers(-3, 3, size))
         if rng.random() < 0.1:
             gone = rng.choice(4 * capacity, 3).tolist()
             table.remove(gone)

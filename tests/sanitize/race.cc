@@ -211,6 +211,7 @@ void TryKeys() {
   rules.seed = random_bits();
   rules.has_policy = rules.evicts = true;
   rules.by = by;
+  rules.scored = by == OrderBy::kFrequency && Draw(0, 2);
   rules.half_life.length = by == OrderBy::kDecayed ? Draw(1, 4) : 0;
   rules.ttl = Draw(0, 3);
   rules.by_time = Draw(0, 2);
@@ -244,6 +245,9 @@ void TryKeys() {
           table.Commit(parallel, step, hints.data(), rows[run].data());
       lacking[run] = changes.lacking;
       table.Publish(changes.version);
+      if (rules.scored && lacking[run] == 0) {
+        table.Score(parallel, keys.data(), n, counts.data(), hints.data());
+      }
       table.Find(parallel, keys.data(), n, hints.data());
       if (lacking[run] == 0) {
         rows[run].insert(rows[run].end(), hints.begin(), hints.end());

@@ -576,9 +576,10 @@ def test_a_full_tables_evicted_keys_are_those_of_least_value(
 
 @on("mirrored:2", tier="more")
 @on("workers:2", tier="more")
-def test_keys_are_removed_and_evicted_on_their_shards(strategy):
+@pytest.mark.parametrize("rule", ["lfu", "score"])
+def test_keys_are_removed_and_evicted_on_their_shards(strategy, rule):
     world = strategy.num_replicas_in_sync
-    layer = make(strategy, 20 * world, eviction="lfu")
+    layer = make(strategy, 20 * world, eviction=rule)
     step = trainer(strategy, layer)
     ones = [np.ones([BATCH, DIM], np.float32)] * 2
     keys = np.arange(12)
@@ -586,6 +587,15 @@ def test_keys_are_removed_and_evicted_on_their_shards(strategy):
         one = (batch[:4], batch[4:].reshape(4, 2), ones)
         step([one] * world)
     table = layer.tables["items"]
+    if rule == "score":
+        with pytest.raises(ValueError, match=r"2 of the keys .* have no row"):
+            table.score([5, 100, 7, 101], [1, 2, 3, 4])
+        table.score(keys[5:], keys[5:] / 4 - 1)
+        table.score([4], [0])
+        np.testing.assert_array_equal(
+            table.variables["score"].numpy(), [*[0] * 5, *(keys[5:] / 4 - 1)]
+        )
+        table.score(keys[:4], [-1] * 4)
     table.remove([11, 100])
     table.evict(4)
     np.testing.assert_array_equal(table.keys(), [4, 5, 6, 7, 8, 9, 10])

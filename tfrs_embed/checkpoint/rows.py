@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 KEYS = "keys"
 #: The names of the counters of keys in a `DynamicKeys` table.
 FREQUENCY = "frequency"
+#: In the place of frequencies, of a table whose program gives scores.
+SCORE = "score"
 LAST_USED = "last_used"
 #: The same, in microseconds since 1970, of a table that counts in time.
 LAST_TIME = "last_used_time"
@@ -48,6 +50,12 @@ ROWS = "rows"
 REMOVED = "removed"
 #: The name of the factors of int8 and int4 rows in an exported model.
 SCALE = "scale"
+
+#: The names of parts that are no slots; those of `FALLBACK` begin with it.
+PARTS = (
+    *(KEYS, FREQUENCY, SCORE, LAST_USED, LAST_TIME, CANDIDATES, TEXT),
+    *(ROWS, REMOVED, SCALE, PARAMETERS),
+)
 
 #: Numbers of rows: any, [n] int64, or those of a range.
 RowNumbers = np.ndarray | range

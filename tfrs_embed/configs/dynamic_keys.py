@@ -247,7 +247,9 @@ class DynamicKeys:
         admission: which keys get rows: a `FrequencyAdmission`, a
             `ProbabilisticAdmission`, or None: all, at their first occurrence.
         eviction: which keys go first: "lru", the longest unused; "lfu", the
-            least frequent, and of these the longest unused; a
+            least frequent, and of these the longest unused; "score", those
+            with the least scores that the program gives by the table's
+            `score(keys, values)`, and of these the longest unused; a
             `DecayingFrequency`; a `TimeToLive`; None. Among equal keys the
             smallest goes. Or two rules, a `TimeToLive` and one of the others,
             such as `(TimeToLive(days=30), "lfu")`: expired keys go first, the
@@ -273,7 +275,7 @@ class DynamicKeys:
             with a spill. None: keys without a row have zeros.
         keep_text: whether the text of string keys is kept in the host's memory,
             some 150 bytes for each key beside the text. `keys()`, `top_k` and
-            `export_rows` then return strings. With several workers each keeps the
+            `export_rows` then return strings. Each of several workers keeps the
             texts of its own keys.
         floor: a step that has to evict keys evicts so many that this share of
             the rows is in use afterwards, if keys that the step doesn't use are
@@ -430,13 +432,14 @@ def _checked_rule(rule: Any) -> EvictionRule:
     """Returns one rule of `DynamicKeys.eviction`, a string in lower case."""
     what = "DynamicKeys: eviction"
     if isinstance(rule, str):
-        return choice(rule.lower(), ("lru", "lfu"), what)
+        return choice(rule.lower(), ("lru", "lfu", "score"), what)
     if isinstance(rule, (TimeToLive, DecayingFrequency)):
         return rule
     raise TypeError(
-        f"{what} must be 'lru', 'lfu', a TimeToLive, a DecayingFrequency, two "
-        f"of these, or None, got {rule!r}. A program with a rule of its own "
-        "calls the table's remove(keys)."
+        f"{what} must be 'lru', 'lfu', 'score', a TimeToLive, a "
+        f"DecayingFrequency, two of these, or None, got {rule!r}. A program "
+        "with a rule of its own takes 'score' and calls the table's "
+        "score(keys, values), or calls remove(keys)."
     )
 
 

@@ -128,14 +128,16 @@ def export(
         progress: whether to show progress, as `tfrs_embed.progress.set_mode`
             says.
         min_frequency: the least number of occurrences in training steps of the
-            keys to export, an integer >= 1.
+            keys to export, an integer >= 1. Not of a table with
+            eviction="score", which counts none.
         max_age: the largest number of steps since the last use of the keys to
             export, an integer >= 0; 0: the keys of the last step. Of a table
             whose eviction rule counts in time a `datetime.timedelta`.
         max_keys: the largest number of keys to export, an integer >= 1. Of the
             keys that fulfil the other conditions these are the ones that the
             table's eviction rule would evict last: with "lfu" the most
-            frequent, else the last used.
+            frequent, with "score" those with the greatest scores, else the last
+            used.
 
     Raises:
         TypeError: an argument is of a wrong type.

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from tfrs_embed.checkpoint.rows import FREQUENCY
+from tfrs_embed.checkpoint.rows import FREQUENCY, SCORE
 from tfrs_embed.compat.arguments import integer, text
 from tfrs_embed.storage.dynamic_table import DynamicTable, counted_keys
 from tfrs_embed.storage.key_rules import eviction_order
@@ -107,10 +107,16 @@ class KeyFilters:
         where += ", ".join(f"{n}={value}" for n, value in found.items())
         if state.spec.keys is None:
             raise ValueError(f"{where}: it has no DynamicKeys.")
-        if FREQUENCY not in state.variables:
+        scored = SCORE in state.variables
+        if FREQUENCY not in state.variables and not scored:
             raise ValueError(
                 f"{where}: it doesn't count how often and when its keys are "
                 "used."
+            )
+        if scored and "min_frequency" in found:
+            raise ValueError(
+                f"{where}: with eviction='score' it has scores, and doesn't "
+                "count how often its keys are used."
             )
         by_time, age = state.spec.keys.by_time, found.get("max_age")
         if age is not None and isinstance(age, int) == by_time:

@@ -36,6 +36,7 @@ def export_rows(
     folder: str | os.PathLike[str],
     since: Mapping[str, int | None] | None = None,
     slots: bool = False,
+    counters: bool = False,
 ) -> dict[str, int | None]:
     """Exports the rows of a model's tables, or those that have changed.
 
@@ -51,6 +52,9 @@ def export_rows(
     - step: int64, the number of the layer's updates; null if it counts none.
     - with `slots`, one for each slot of the optimizer, by its name: a list of
       `dim` float32; a float32 if the slot has one number for each row.
+    - with `counters`, of a table with `DynamicKeys` that counts its keys' uses:
+      frequency, int64, or score, float32, with eviction="score"; and last_used,
+      int64, a step, or last_used_time, int64, microseconds since 1970.
 
     `import_rows` reads the folder into a model.
 
@@ -92,6 +96,8 @@ def export_rows(
         since: what an earlier call in this process returned: rows that have
             changed since then are exported; None: all rows.
         slots: whether to export the optimizer's slots too.
+        counters: whether to export what eviction rules know of keys, too. Of
+            keys without rows, which admission rules count, nothing is exported.
 
     Returns:
         The moment of this export, for `since`: a number by "<layer>/<table>";
@@ -99,7 +105,7 @@ def export_rows(
 
     Raises:
         ImportError: pyarrow is not installed.
-        TypeError: `since` is no mapping, or `slots` no bool.
+        TypeError: `since` is no mapping, or `slots` or `counters` no bool.
         ValueError: `folder` exists; a layer isn't built; `since` is of other
             tables, or a table was restored after it.
         RuntimeError: `since` is given, and a table's changes aren't tracked
@@ -108,6 +114,7 @@ def export_rows(
     """
     folder = os.fspath(folder).rstrip("/")
     flag(slots, "export_rows: slots")
+    flag(counters, "export_rows: counters")
     strategy, worker = strategy_of(model), 0
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         worker = strategy.cluster_resolver.task_id
@@ -127,7 +134,10 @@ def export_rows(
             for name, table in tables.items():
                 to = _Files(pyarrow, f"{temporary}/{name}", worker)
                 try:
-                    _write(to, table, slots, changed[name], is_chief)
+                    parts = [PARAMETERS, *(table.state.slots if slots else ())]
+                    if counters:
+                        parts += counters_of(table.state)
+                    _write(to, table, parts, changed[name], is_chief)
                 except Exception as error:
                     # Other workers wait for this one's columns.
                     errors.append(error)
@@ -173,6 +183,14 @@ def tables_of(model: Any) -> dict[str, LayerTable]:
             "of this library."
         )
     return dict(sorted(found.items()))
+
+
+def counters_of(state: TableState) -> list[str]:
+    """Returns the names of a table's counters of keys; none without keys."""
+    if KEYS not in state.variables:
+        return []
+    counters = state.built("the counters of keys").counters
+    return [name for name in counters if name in state.variables]
 
 
 def _changed(
@@ -226,16 +244,18 @@ class _Files(NamedTuple):
 def _write(
     files: _Files,
     table: LayerTable,
-    slots: bool,
+    names: Sequence[str],
     changed: ChangedRows | None,
     is_chief: bool,
 ) -> None:
-    """Writes this worker's files of a table."""
+    """Writes this worker's files of a table; its parameters come first."""
     pyarrow, state = files.pyarrow, table.state
     int64, float32 = pyarrow.int64(), pyarrow.float32()
-    names = [PARAMETERS, *(state.slots if slots else ())]
     row = pyarrow.list_(float32, state.spec.dim)
     kinds = [float32 if len(state.saved[n].shape) == 1 else row for n in names]
+    for i, name in enumerate(names):
+        if state.saved[name].dtype == tf.int64:
+            kinds[i] = int64
     texts = state.key_texts
     fields = [(KEY, int64), (ROW, row), ("step", int64)]
     if texts is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS
+from tfrs_embed.checkpoint.rows import KEYS, LAST_TIME, LAST_USED
 from tfrs_embed.compat.arguments import flag
 from tfrs_embed.compat.arrow import import_pyarrow, reading_parquet
 from tfrs_embed.distribution.failures import raised_on_all_workers
@@ -21,10 +21,12 @@ from tfrs_embed.serving.row_files import (
     FINGERPRINT,
     KEY,
     ROW,
+    counters_of,
     tables_of,
 )
 from tfrs_embed.serving.workers import strategy_of
 from tfrs_embed.storage.dynamic_table import remove_keys
+from tfrs_embed.storage.table_keys import require_past
 from tfrs_embed.storage.table_state import TableState
 
 #: A file may unpack to so many bytes, or to so many times its size.
@@ -38,6 +40,7 @@ def import_rows(
     target: Any,
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     slots: bool = False,
+    counters: bool = False,
 ) -> None:
     """Sets rows of tables to those of Parquet files, by key.
 
@@ -52,18 +55,23 @@ def import_rows(
     - row: lists of `dim` floating numbers.
     - with `slots`, one for each slot of the optimizer, by its name, as
       `export_rows` writes them.
+    - with `counters`, those of a table with `DynamicKeys`, as `export_rows`
+      writes them: the table then evicts as the exported one would. Steps of
+      last use are those of the exporter: the layer's step must not be before
+      them, so assign it first (`layer.step.assign`).
 
     Other columns, and files whose names begin with "_" or ".", are not read,
     except `_removed-*.parquet` of a folder: keys that lose their rows. Rows
     without a key in the files, and without `slots` all slots, stay. Keys that
-    have no row get one, as `assign` gives it, with initial slots, counted
-    once, and last used now. A first export and all later ones, imported in
-    their order, make the rows that the exporter has.
+    have no row get one, as `assign` gives it, with initial slots, and without
+    `counters` counted once, and last used now. A first export and all later
+    ones, imported in their order, make the rows that the exporter has.
 
     The files are read two times: everything is checked before the first row
     changes. Rows are read in blocks of about 16 MiB, beside which 8 bytes for
-    each key are in memory. Call it eagerly, between steps. With several
-    workers all of them call it, with files that all can see.
+    each key are in memory, or 24 with `counters`. Call it eagerly, between
+    steps. With several workers all of them call it, with files that all can
+    see.
 
     Example:
         >>> import pyarrow as pa
@@ -87,6 +95,7 @@ def import_rows(
         source: a model's folder; a table's folder, its file, or a list of its
             files. On a file system of `tf.io.gfile`.
         slots: whether to set the optimizer's slots too.
+        counters: whether to set what eviction rules know of keys, too.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -95,12 +104,15 @@ def import_rows(
             a file can't be read, lacks a column or has it in another type,
             with nulls, or with rows of another length; a number is not finite
             in the table's dtype; a key is outside of the table, or there
-            twice; there is no room for new keys; or a feature's hashing makes
-            rows of the ids of the one table. Then nothing has changed.
+            twice; a frequency is negative; a key was used after the layer's
+            step, or more than a day after now; there is no room for new keys;
+            or a feature's hashing makes rows of the ids of the one table. Then
+            nothing has changed.
         RuntimeError: it is called in a traced function, or it failed on another
             worker.
     """
     flag(slots, "import_rows: slots")
+    flag(counters, "import_rows: counters")
     if not tf.executing_eagerly():
         raise RuntimeError("import_rows: import rows between steps, eagerly.")
     is_table = isinstance(target, TableState)
@@ -109,7 +121,7 @@ def import_rows(
         arrow = import_pyarrow("import_rows")
         found = _one_table(target, source) if is_table else None
         imports = [
-            _Import(arrow, state, files, slots)
+            _Import(arrow, state, files, slots, counters)
             for state, files in found or _all_tables(target, source)
         ]
         for each in imports:
@@ -200,13 +212,19 @@ class _Import:
     """
 
     def __init__(
-        self, arrow: Any, state: TableState, files: list[str], slots: bool
+        self,
+        arrow: Any,
+        state: TableState,
+        files: list[str],
+        slots: bool,
+        counters: bool,
     ) -> None:
         self._arrow, self._state = arrow, state
         names = {path: path.rpartition("/")[2] for path in files}
         self._removing = [p for p in files if names[p].startswith(_REMOVED)]
         self._files = [p for p in files if not names[p].startswith(_REMOVED)]
-        parts = [*self._state.slots] if slots else []
+        self._counters = counters_of(state) if counters else []
+        parts = [*(self._state.slots if slots else ()), *self._counters]
         self._columns = {
             ROW: PARAMETERS,
             **dict(zip(parts, parts, strict=True)),
@@ -260,15 +278,23 @@ class _Import:
             rows.add(self.keys)
 
     def write(self) -> None:
-        """Writes rows and slots, and texts of keys."""
+        """Writes rows, slots and counters, and texts of keys."""
         self._is_writing = True
+        found: dict[str, list[np.ndarray]] = {n: [] for n in self._counters}
         for path in self._files:
             for keys, parts in self._blocks(path, self._columns):
                 for name, values in parts.items():
+                    if name in found:
+                        found[name].append(values)
+                        continue
                     with tf.device("CPU:0"):
                         self._write(name, keys, tf.constant(values))
+        # Together: each time all of the table's keys are read and written.
+        for name, blocks in found.items():
+            if blocks:
+                self._write(name, self.keys, np.concatenate(blocks))
 
-    def _write(self, name: str, keys: np.ndarray, values: tf.Tensor) -> None:
+    def _write(self, name: str, keys: np.ndarray, values: Any) -> None:
         state = self._state
         if self._keyed:
             state.built("import_rows").write_for(name, keys, values)
@@ -392,6 +418,8 @@ class _Import:
             batch.column(name),
         )
         where = f"'{path}': column '{name}' for {self._where}"
+        if saved.dtype == tf.int64:
+            return self._uses(name, array, keys, where)
         shape, flat = [len(keys), *saved.shape[1:]], array
         is_list = len(shape) == 2
         if is_list and self._arrow.types.is_nested(array.type):
@@ -418,3 +446,29 @@ class _Import:
                 f"{keys[bad[0][0]]}."
             )
         return values.astype(np.float32)
+
+    def _uses(
+        self, name: str, array: Any, keys: np.ndarray, where: str
+    ) -> np.ndarray:
+        """Returns frequencies, or moments of last use, as [n] int64."""
+        values = array.to_numpy(False)
+        if array.null_count or values.dtype.kind not in "iu":
+            raise ValueError(
+                f"{where} must have integers and no nulls, and is {array.type} "
+                f"with {array.null_count} nulls."
+            )
+        wrong, limit, more = values < 0, "at least 0", ""
+        if name == LAST_TIME:
+            require_past(values, where)
+            wrong = np.zeros(len(values), bool)
+        elif name == LAST_USED:
+            step = int(np.asarray(self._state.built("import_rows").step))
+            wrong, limit = values > step, f"at most the layer's step, {step}"
+            more = " Assign the exporter's step to layer.step before."
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise ValueError(
+                f"{where} must be {limit}, and is {values[place]} at key "
+                f"{keys[place]}.{more}"
+            )
+        return values.astype(np.int64)

@@ -20,7 +20,7 @@ from tfrs_embed.configs.dynamic_keys import are_counted
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.storage import clock
+from tfrs_embed.storage import clock, key_scores
 from tfrs_embed.storage.fallback_variable import FallbackVariable
 from tfrs_embed.storage.key_rules import (
     ABSENT,
@@ -36,7 +36,7 @@ from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.shard_texts import ShardTexts
 from tfrs_embed.storage.sharded import Part
-from tfrs_embed.storage.table_keys import TableKeys
+from tfrs_embed.storage.table_keys import TableKeys, as_counter
 from tfrs_embed.storage.table_state import TableState, as_numbers
 from tfrs_embed.storage.text_exchange import TextExchange
 
@@ -54,9 +54,10 @@ class DynamicTable(TableState):
     `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
     `<table>/frequency` and `<table>/last_used`, [n] int64; and
     `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
-    the step of the last one. A table whose rule counts in time has
-    `<table>/last_used_time`, in microseconds since 1970, in the place of
-    `<table>/last_used`, and such times in `<table>/candidates`. With
+    the step of the last one. A table with eviction="score" has `<table>/score`,
+    [n] float32, in the place of `<table>/frequency`. A table whose rule counts
+    in time has `<table>/last_used_time`, in microseconds since 1970, in the
+    place of `<table>/last_used`, and such times in `<table>/candidates`. With
     `fallback_rows` it also holds `<table>/fallback_parameters` and
     `<table>/fallback_<slot>`, by the rows' numbers. Strings are saved as their
     fingerprints; with `keep_text` also as `<table>/text`, [n] string. An
@@ -314,6 +315,73 @@ class DynamicTable(TableState):
             evicted = eviction_order(rows.rules, known, now)[:count]
         return remove_keys(rows, known.keys[evicted], evicted=True)
 
+    def score(self, keys: Any, values: Any) -> None:
+        """Sets the scores of keys, by which eviction="score" evicts.
+
+        The key with the least score goes first. A new key has the score 0. Only
+        keys with rows have scores; steps don't change them.
+        `variables["score"]`, [size] float32, has them in the order of
+        `variables["keys"]`. Call it eagerly, between steps. With several
+        workers, all of them must call it, with the same arguments.
+
+        Example:
+            >>> keys = tfrs_embed.DynamicKeys(eviction="score")
+            >>> table = tfrs_embed.TableConfig("item", 100, 2, keys=keys)
+            >>> layer = tfrs_embed.PartialTPUEmbedding(
+            ...     tfrs_embed.FeatureConfig("item", table), "adagrad"
+            ... )
+            >>> layer.build()
+            >>> items = layer.tables["item"]
+            >>> items.give_rows([5, 6, 7])
+            >>> items.score([7, 5], [0.5, 12.0])
+            >>> items.variables["score"].numpy().tolist()
+            [12.0, 0.0, 0.5]
+            >>> items.evict(1), items.keys().tolist()
+            (1, [5, 7])
+
+        Args:
+            keys: [n], of the table's dtype of keys. A key may be there twice,
+                with equal scores.
+            values: [n] numbers, finite as float32.
+
+        Raises:
+            TypeError: the keys have another dtype, or the values are no
+                numbers.
+            ValueError: the table has another rule; a shape is wrong; a value is
+                not finite; a key has no row, or two scores. Then nothing has
+                changed.
+            RuntimeError: it is called in a traced function.
+        """
+        rows, where = self.built("score"), f"Table '{self.spec.name}'"
+        if not rows.rules.scored:
+            rule = self.spec.keys.eviction  # type: ignore[union-attr]
+            raise ValueError(
+                f"{where} has eviction={rule!r}, which needs no scores: they "
+                "are for 'score', alone or after a TimeToLive."
+            )
+        given = as_numbers(self.spec, keys)
+        scores = key_scores.checked(values, len(given), where)
+        numbers = key_scores.as_numbers(scores)
+        unique, first, inverse = np.unique(
+            given, return_index=True, return_inverse=True
+        )
+        twice = np.flatnonzero(numbers != numbers[first][inverse])
+        if len(twice):
+            place = twice[0]
+            raise ValueError(
+                f"{where}: key {_named_key(keys, place)} has the scores "
+                f"{scores[first[inverse[place]]]} and {scores[place]}."
+            )
+        without = rows.without_rows(unique)
+        if len(without):
+            place = first[np.searchsorted(unique, without[0])]
+            raise ValueError(
+                f"{where}: {len(without)} of the keys to score have no row, "
+                f"such as {_named_key(keys, place)}. Only keys with rows have "
+                "scores."
+            )
+        rows.score(unique, numbers[first], self.is_tracked)
+
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts what training steps did with keys: the last step, and all.
 
@@ -365,7 +433,8 @@ def counted_keys(table: DynamicTable) -> tuple[LiveKeys, int]:
     """
     rows = table.built("the counters")
     keys, *counters = (
-        table.variables[name].numpy() for name in (KEYS, *rows.counters)
+        as_counter(name, table.variables[name].numpy())
+        for name in (KEYS, *rows.counters)
     )
     now = clock.moment(rows.rules.by_time, rows.step)
     now = max(rows.gather.numbers([now] * len(rows.shards)))
@@ -387,6 +456,11 @@ def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
     counts = {**found.pop("in_all"), **found}
     counts["capacity"] = sum(n.capacity for n in numbers)
     return LiveKeys(*map(np.concatenate, live)), counts
+
+
+def _named_key(keys: Any, place: int) -> Any:
+    """Returns a key as the program gave it, for errors."""
+    return np.asarray(keys)[place]
 
 
 def _statistics(numbers: Sequence[KeyNumbers]) -> list[np.ndarray]:

@@ -48,7 +48,8 @@ class LiveKeys(NamedTuple):
     Attributes:
         keys: [n] int64.
         rows: [n] int64, each key's row; None: it is not known, or not wanted.
-        frequency: [n] int64, how often each key was used.
+        frequency: [n] int64, how often each key was used; with the policy
+            "score" the number of its score: see `key_scores`.
         last_used: [n] int64, the moment of each key's last use: the step's
             number, or the time, as the table's rules say.
     """
@@ -82,7 +83,8 @@ class KeyRules:
         seed: the seed of these draws, 64 bits.
         policy: the order of eviction. "lru": by the last use; "lfu": by
             frequency, then by the last use; "decay": as "lfu", by frequencies
-            that decay; "none": no order.
+            that decay; "score": by the score that the program gives, then by
+            the last use; "none": no order.
         ttl: a key expires this long after its last use, and expired keys go
             first; 0: none expires.
         half_life: with the policy "decay", frequencies are halved at each
@@ -112,6 +114,11 @@ class KeyRules:
     spills: bool = False
     fallback_rows: int = 0
     world: int = 1
+
+    @property
+    def scored(self) -> bool:
+        """Whether a key has a score in the place of its frequency."""
+        return self.policy == "score"
 
     @property
     def room(self) -> int:
@@ -211,7 +218,7 @@ def eviction_order(rules: KeyRules, known: LiveKeys, now: int) -> np.ndarray:
     `now` is the moment at which they are to be evicted.
     """
     by = [known.keys, known.last_used]
-    if rules.policy == "lfu":
+    if rules.policy in ("lfu", "score"):
         by.append(known.frequency)
     elif rules.policy == "decay":
         by.append(_decayed(known.frequency, known.last_used, rules.half_life))

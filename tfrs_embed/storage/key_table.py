@@ -376,6 +376,14 @@ class KeyTable:
         keys = np.asarray(keys, np.int64)
         return self.fallback.own(self._run("remove", keys, evicted)).numpy()
 
+    def score(self, keys: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Sets the scores of keys, numbers; returns their rows, or `ABSENT`.
+
+        Keys without a row get none. For the policy "score" only.
+        """
+        given = np.asarray(keys, np.int64), np.asarray(scores, np.int64)
+        return self.fallback.own(self._run("score", *given)).numpy()
+
     def take_removed(self) -> np.ndarray | None:
         """Returns the keys that have lost their rows since the last call.
 

@@ -110,6 +110,17 @@ class KeyedShard:
 
     # For users and checkpoints, eagerly.
 
+    def score(self, keys: np.ndarray, scores: np.ndarray, marks: bool) -> None:
+        """Sets the scores of keys with rows, [n] int64 each, numbers.
+
+        If `marks`, the keys count as changed from now on.
+        """
+        rows = self.key_table.score(keys, scores)
+        if marks:
+            # In a spill the key table notes them.
+            here = rows[(rows != ABSENT) & (rows < SPILLED)]
+            self.store.marks.mark_some(self.table.name, tf.constant(here))
+
     def start_fallback(self, rank: int) -> None:
         """Gives the shared rows of the shard of a rank initial values.
 
@@ -226,7 +237,8 @@ class KeyedShard:
     def add(self, keys: np.ndarray, now: int) -> None:
         """Gives rows to those of unique keys, [n] int64, that have none.
 
-        They count as seen once, at the moment `now`. There must be room.
+        They count as seen once, at the moment `now`, or have the score 0. There
+        must be room.
         """
         new = keys[self.find(keys) == ABSENT]
         candidates = self.integers(CANDIDATES)
@@ -250,7 +262,7 @@ class KeyedShard:
 
         version = self.key_table.replace(
             with_new(live.keys, new),
-            with_new(live.frequency, 1),
+            with_new(live.frequency, 0 if self.rules.scored else 1),
             with_new(live.last_used, now),
             candidates,
             total,

@@ -24,6 +24,7 @@ from tfrs_embed.checkpoint.rows import (
     LAST_TIME,
     LAST_USED,
     REMOVED,
+    SCORE,
     TEXT,
     CheckpointValue,
     HeldRows,
@@ -33,11 +34,18 @@ from tfrs_embed.checkpoint.rows import (
 from tfrs_embed.checkpoint.value_copies import copy_for_saving
 from tfrs_embed.ops.key_inputs import fingerprints
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage import key_scores
 from tfrs_embed.storage.composite import CompositeVariable
 from tfrs_embed.storage.key_rules import LiveKeys
 from tfrs_embed.storage.key_texts import UNKNOWN
 from tfrs_embed.storage.keyed_shard import KeyedShard
-from tfrs_embed.storage.table_keys import TableKeys, field_of, require_past
+from tfrs_embed.storage.table_keys import (
+    TableKeys,
+    as_counter,
+    field_of,
+    of_counter,
+    require_past,
+)
 
 
 class KeyedVariable(CompositeVariable, CheckpointValue):
@@ -48,10 +56,10 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     or restored, every worker gets the same value and keeps its shard.
 
     A checkpoint holds the part shard by shard, so that no process needs all of
-    it. Its parts are "keys", "frequency", "last_used" (or "last_used_time", if
-    the table counts in time), "candidates", "parameters" and the slots; and
-    "text", strings that the first worker writes as a whole: TensorFlow reads
-    no slices of strings.
+    it. Its parts are "keys", "frequency" (or "score", float32, if the program
+    gives scores), "last_used" (or "last_used_time", if the table counts in
+    time), "candidates", "parameters" and the slots; and "text", strings that
+    the first worker writes as a whole: TensorFlow reads no slices of strings.
     """
 
     def __init__(
@@ -65,7 +73,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         name = part if part in rows.names else PARAMETERS
         super().__init__([s.variables[name] for s in rows.shards], strategy)
         self.name = f"{table}/{part}:0"
-        self.dtype = tf.float32 if part in rows.names else tf.int64
+        is_float = part in rows.names or part == SCORE
+        self.dtype = tf.float32 if is_float else tf.int64
         if part == TEXT:
             self.dtype = tf.string
         without = dict.fromkeys((KEYS, TEXT, *rows.counters), ())
@@ -116,7 +125,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         if part in self._rows.names:
             here = [s.gather(part, s.live().rows).numpy() for s in shards]
         else:
-            here = [shard.integers(field_of(part)) for shard in shards]
+            field = field_of(part)
+            here = [of_counter(part, s.integers(field)) for s in shards]
         return np.concatenate(self._rows.gather(here))
 
     def collect_rows(self, keys: np.ndarray) -> np.ndarray:
@@ -133,19 +143,24 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         return found
 
     def held(self) -> list[HeldRows]:
-        row, found = 4 * math.prod(self.shape[1:]), []
-        is_of_rows = self._part in self._rows.names
-        for shard in self._rows.shards if is_of_rows else ():
-            keys, rows, *_ = shard.live()
+        part, found = self._part, []
+        row = self.dtype.size * math.prod(self.shape[1:])
+        has_rows = part in (*self._rows.names, *self._rows.counters)
+        for shard in self._rows.shards if has_rows else ():
+            live = shard.live()
 
             def gather(
                 wanted: np.ndarray,
                 shard: KeyedShard = shard,
-                rows: np.ndarray = rows,
+                live: LiveKeys = live,
             ) -> tf.Tensor:
-                return shard.gather(self._part, rows[wanted])
+                if part in self._rows.names:
+                    return shard.gather(part, live.rows[wanted])
+                values = getattr(live, field_of(part))[wanted]
+                return tf.constant(of_counter(part, values))
 
-            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
+            size = len(live.keys)
+            found.append(HeldRows(size, row * size, gather, live.keys))
         return found
 
     @property
@@ -182,7 +197,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         else:
             keys = rows.keys_to_write_for()
             if part in rows.counters:
-                value = _checked_integers(part, value, len(keys), rows.owner)
+                value = _checked_counter(part, value, len(keys), rows.owner)
             if part == LAST_TIME:
                 require_past(value, rows.owner)
             shape = (len(keys), *self.shape[1:])
@@ -201,7 +216,9 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
             self.table.assigned()
 
     def check_value(self, value: Any) -> None:
-        """Raises ValueError if `assign` would refuse keys; changes nothing."""
+        """Raises ValueError if `assign` would refuse keys, or scores."""
+        if self._part == SCORE:
+            key_scores.checked(value, len(value), self._rows.owner)
         if self._part != KEYS:
             return
         keys, owner = np.asarray(value), self._rows.owner
@@ -259,7 +276,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         elif part in rows.names:
             found = [each.rows for each in live]
         else:
-            found = [getattr(each, field_of(part)) for each in live]
+            field = field_of(part)
+            found = [of_counter(part, getattr(each, field)) for each in live]
         if changed is not None and part == KEYS:
             others = [changed.removed[:0]] * (len(live) - 1)
             removed = [changed.removed, *others]
@@ -351,12 +369,15 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
     known, by_time = {}, sibling(key, LAST_TIME) in reader.shapes
     if by_time and sibling(key, LAST_USED) in reader.shapes:
         raise ValueError(f"{where} has both steps and times of last use.")
-    for name in (FREQUENCY, LAST_USED, LAST_TIME, CANDIDATES):
+    # Frequencies are no scores, nor scores frequencies: zeros replace them.
+    count = SCORE if rows.rules.scored else FREQUENCY
+    for name in (count, LAST_USED, LAST_TIME, CANDIDATES):
         there = sibling(key, name)
         if there in reader.shapes:
-            known[field_of(name)] = _checked_integers(
+            values = _checked_counter(
                 name, reader.read(there).numpy(), len(keys), where
             )
+            known[field_of(name)] = as_counter(name, values)
     if by_time:
         require_past(known[LAST_USED], where)
     if by_time and CANDIDATES in known:
@@ -365,6 +386,20 @@ def _take_keys(rows: TableKeys, key: str, reader: BundleReader) -> None:
     if rows.texts is not None and there in reader.shapes:
         known[TEXT] = _checked_texts(reader, there, keys, where)
     rows.take(keys, known, reader.prefix, by_time)
+
+
+def _checked_counter(
+    name: str, values: np.ndarray, keys: int, what: str
+) -> np.ndarray:
+    """Returns counters, [keys], or candidates; errors name the table as `what`.
+
+    Raises:
+        TypeError: scores are no numbers.
+        ValueError: `_checked_integers`, or `key_scores.checked`, refuses them.
+    """
+    if name == SCORE:
+        return key_scores.checked(values, keys, what)
+    return _checked_integers(name, values, keys, what)
 
 
 def _checked_integers(

@@ -27,7 +27,7 @@ from tfrs_embed.storage.key_rules import (
 )
 
 # The operations that take one table; the others take several.
-_OF_ONE_TABLE = ("export", "replace", "remove", "take_removed")
+_OF_ONE_TABLE = ("export", "replace", "remove", "score", "take_removed")
 # The ranks of operations' results, all int64; and the operations whose first
 # result has the shape of their first input.
 _RANKS = {
@@ -40,9 +40,10 @@ _RANKS = {
     "export": [1] * 4,
     "replace": [0],
     "remove": [1],
+    "score": [1],
     "take_removed": [1, 1],
 }
-_LIKE_INPUT = ("find", "check", "reserve", "commit", "remove")
+_LIKE_INPUT = ("find", "check", "reserve", "commit", "remove", "score")
 
 # The commit of a step that fails before its publication stays unpublished,
 # until so many others follow.
@@ -205,6 +206,8 @@ class PlainKeys:
         new_keys = admitted[: len(new)]
         for key, row in zip(new_keys, new.tolist(), strict=True):
             known[key][0] = row
+            if self._rules.scored:
+                known[key][1] = 0
         rows = np.array(
             [
                 known[key][0] if count > 0 else ABSENT
@@ -274,6 +277,12 @@ class PlainKeys:
         self._statistics[5] += evicted * len(gone)
         return [rows]
 
+    def score(self, keys: np.ndarray, scores: np.ndarray) -> list[np.ndarray]:
+        for key, score in zip(keys.tolist(), scores.tolist(), strict=True):
+            if key in self._live:
+                self._live[key][1] = score
+        return [_rows(self._live, keys)]
+
     def take_removed(self) -> tuple[Any, ...]:
         removed = self._removed
         self._removed = collections.deque(maxlen=2 * self._capacity + 1)
@@ -297,7 +306,9 @@ class PlainKeys:
                 row, frequency, last_used = known.get(key, before)
                 if row != ABSENT:
                     frequency = self._rules.later(frequency, last_used, now)
-                known[key] = [row, frequency + count, now]
+                if row == ABSENT or not self._rules.scored:
+                    frequency += count
+                known[key] = [row, frequency, now]
                 hits += count * (row != ABSENT)
         admitted = [
             key

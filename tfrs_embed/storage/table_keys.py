@@ -21,12 +21,13 @@ from tfrs_embed.checkpoint.rows import (
     FREQUENCY,
     LAST_TIME,
     LAST_USED,
+    SCORE,
     TEXT,
 )
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.storage import clock
+from tfrs_embed.storage import clock, key_scores
 from tfrs_embed.storage.gathering import Gathering
 from tfrs_embed.storage.key_rules import (
     ABSENT,
@@ -63,7 +64,8 @@ class TableKeys:
         rules: when keys of each shard get and lose rows.
         step: the engine's number of updates.
         counters: the names of the parts that are counters of keys with rows,
-            each [n] int64: the frequency, and the step or time of the last use.
+            [n]: the frequency, int64, or the score, float32; and the step or
+            time of the last use, int64.
         source: the checkpoint from which new keys were last taken.
         num_taken: the number of these keys.
         texts: the texts of this process's keys; None: they aren't kept.
@@ -89,8 +91,10 @@ class TableKeys:
         self.num_taken = 0
         self._declared: Any = table.keys
         self.rules = shards[0].rules
-        by_time = self.rules.by_time
-        self.counters = (FREQUENCY, LAST_TIME if by_time else LAST_USED)
+        self.counters = (
+            SCORE if self.rules.scored else FREQUENCY,
+            LAST_TIME if self.rules.by_time else LAST_USED,
+        )
         self.step = step
         # With several workers: the keys with rows that were last written, and
         # the moment afterwards.
@@ -262,13 +266,32 @@ class TableKeys:
             if name in self.counters:
                 live, field = shard.live(), field_of(name)
                 known = getattr(live, field)
-                known[np.searchsorted(live.rows, rows)] = values[places]
+                given = as_counter(name, values[places])
+                known[np.searchsorted(live.rows, rows)] = given
                 shard.set_known(**{field: known})
                 continue
             mine = values
             if len(places) < len(keys):
                 mine = tf.gather(values, places)
             shard.write_some(name, rows, tf.cast(mine, tf.float32))
+
+    def score(self, keys: np.ndarray, scores: np.ndarray, marks: bool) -> None:
+        """Does what `KeyedShard.score` does, on this process's shards."""
+        shard_of = self.shards_of(keys)
+        for rank, shard in self.by_rank:
+            mine = shard_of == rank
+            shard.score(keys[mine], scores[mine], marks)
+
+    def without_rows(self, keys: np.ndarray) -> np.ndarray:
+        """Returns those of keys, [n] int64, that have no row.
+
+        With several workers, all must call it with the same keys.
+        """
+        shard_of, here = self.shards_of(keys), []
+        for rank, shard in self.by_rank:
+            mine = keys[shard_of == rank]
+            here.append(mine[shard.find(mine) == ABSENT])
+        return np.concatenate(self.gather(here))
 
     def located(
         self, keys: np.ndarray
@@ -394,7 +417,18 @@ def _in_unit_of(
 
 def field_of(counter: str) -> str:
     """Returns the field of `LiveKeys` that a counter's part is."""
-    return LAST_USED if counter == LAST_TIME else counter
+    fields = {LAST_TIME: LAST_USED, SCORE: FREQUENCY}
+    return fields.get(counter, counter)
+
+
+def as_counter(part: str, values: np.ndarray) -> np.ndarray:
+    """Returns a part's values as those of its field of `LiveKeys`."""
+    return key_scores.as_numbers(values) if part == SCORE else values
+
+
+def of_counter(part: str, values: np.ndarray) -> np.ndarray:
+    """Returns a part's values, made of those of its field of `LiveKeys`."""
+    return key_scores.as_scores(values) if part == SCORE else values
 
 
 def _newest(known: Mapping[str, np.ndarray]) -> int:

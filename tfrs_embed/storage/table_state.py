@@ -18,9 +18,11 @@ from tfrs_embed.checkpoint.change_tracking import (
     Moments,
     TrackedTable,
 )
-from tfrs_embed.checkpoint.names import in_saved_model
+from tfrs_embed.checkpoint.names import DELTA, in_saved_model
 from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
 from tfrs_embed.checkpoint.rows import (
+    FALLBACK,
+    PARTS,
     CheckpointValue,
     VariableRows,
 )
@@ -110,6 +112,7 @@ class TableState(Trackable, TrackedTable):
         self.strategy = strategy
         self.variables: dict[str, Any] = {}
         self.rule_slots = optimizer.rule.slots() if optimizer else {}
+        _require_free_names(self.rule_slots, spec.name)
         self.moments = moments
         self._growing = False
         self.saved: dict[str, Any] = {}
@@ -442,6 +445,22 @@ def _initial_rows(
         cut = max(0, first - start)
         if cut < rows.shape[0]:
             yield start + cut, rows[cut:]
+
+
+def _require_free_names(slots: Iterable[str], table: str) -> None:
+    """Requires names of slots that checkpoints don't use otherwise.
+
+    Raises:
+        ValueError: a slot has the name of another part of tables.
+    """
+    for slot in slots:
+        taken = slot in (*PARTS, LEARNING_RATE, DELTA)
+        if taken or slot.startswith(FALLBACK):
+            raise ValueError(
+                f"Table '{table}': its optimizer's rule has a slot '{slot}', "
+                "and checkpoints have another part of tables by this name. "
+                "Give the slot another name."
+            )
 
 
 def as_numbers(spec: TableSpec, ids: Any) -> np.ndarray:

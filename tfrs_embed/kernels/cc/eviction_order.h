@@ -23,6 +23,7 @@ struct KeyRecord {
   static constexpr uint64_t Stamped(uint64_t stamp) { return stamp << 2; }
   static constexpr uint64_t kLive = 4;  // The state after a first stamp.
 
+  // The frequency is a score, where the program gives scores: see KeyRules.
   int64_t key, frequency, last_used;
   uint64_t state;  // Four times the last stamp, plus kMain and kExpiry; or 0.
 
@@ -114,6 +115,12 @@ class EvictionOrder {
 
   // A key has been placed, whose record isn't queued.
   void Add(KeyRecord* records, int64_t place) {
+    QueueIfCovered(records[place], place);
+  }
+
+  // A key's score has fallen, so that its entry is too late.
+  void Fell(KeyRecord* records, int64_t place) {
+    records[place].set_queued(queued_as_, false);
     QueueIfCovered(records[place], place);
   }
 

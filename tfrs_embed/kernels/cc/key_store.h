@@ -68,6 +68,13 @@ class KeyStore {
     --size_;
   }
 
+  // Sets the frequency, or score, of the key at a place.
+  void SetFrequency(int64_t place, int64_t frequency) {
+    const bool fell = frequency < records_[place].frequency;
+    records_[place].frequency = frequency;
+    if (fell) order_.Fell(records(), place);
+  }
+
   // See EvictionOrder.
   int64_t Pop(uint64_t pinned) { return order_.Pop(records(), end_, pinned); }
   // As Pop, by the last use.

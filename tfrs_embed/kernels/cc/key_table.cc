@@ -182,6 +182,22 @@ void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
   }
 }
 
+void KeyTable::Score(const Parallel& parallel, const int64_t* keys, int64_t n,
+                     const int64_t* scores, int64_t* rows) {
+  FindAll(parallel, live_, keys, n, rows);
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[i] != kAbsentRow) {
+      live_.SetFrequency(rows[i], scores[i]);
+      continue;
+    }
+    const int64_t place = spill_ == nullptr ? 0 : spill_->Find(keys[i]);
+    if (place == 0) continue;
+    spill_->record(place).frequency = scores[i];
+    rows[i] = kSpilled + place;
+    NoteRemoved(keys[i]);  // A key there has changed if it is noted.
+  }
+}
+
 std::vector<int64_t> KeyTable::TakeRemoved(bool* missed) {
   *missed = missed_removed_;
   notes_removed_ = true;
@@ -395,9 +411,11 @@ std::vector<int64_t> KeyTable::Merge(std::vector<std::vector<int64_t>>* lists) {
 
 void KeyTable::Use(const KeyStep& step, int64_t i, int64_t row) {
   KeyRecord& record = live_.records()[row];
-  const int64_t before = rules_.half_life.Later(record.frequency,
-                                                record.last_used, step.now);
-  record.frequency = Plus(before, step.count(i));
+  if (!rules_.scored) {
+    const int64_t before = rules_.half_life.Later(
+        record.frequency, record.last_used, step.now);
+    record.frequency = Plus(before, step.count(i));
+  }
   if (record.last_used > step.now) {
     scores_fell_.store(true, std::memory_order_relaxed);
   }
@@ -545,7 +563,8 @@ void KeyTable::Place(int64_t now, KeyChanges* changes) {
       const KeyRecord& record = spill_->record(place);
       before = rules_.half_life.Later(record.frequency, record.last_used, now);
     }
-    live_.Insert(row, {unknown_[u], Plus(before, occurrences_[u]), now,
+    const int64_t more = rules_.scored ? 0 : occurrences_[u];
+    live_.Insert(row, {unknown_[u], Plus(before, more), now,
                        KeyRecord::Stamped(stamp_)});
     if (places_[u] != 0) EraseCandidate(places_[u]);
     rows_[u] = row;

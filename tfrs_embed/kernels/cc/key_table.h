@@ -27,6 +27,7 @@ struct KeyRules {
   double probability;
   uint64_t seed;
   bool has_policy, evicts;
+  bool scored;  // Frequencies are scores, which steps leave as they are.
   OrderBy by;
   HalfLife half_life;
   int64_t ttl;    // 0: none.
@@ -159,6 +160,13 @@ class KeyTable {
   // kAbsentRow.
   void Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
               bool evicted, int64_t* rows);
+
+  const KeyRules& rules() const { return rules_; }
+
+  // Sets the scores of keys, also in the spill. rows[i]: the row of keys[i], or
+  // kAbsentRow; such keys get none.
+  void Score(const Parallel& parallel, const int64_t* keys, int64_t n,
+             const int64_t* scores, int64_t* rows);
 
  private:
   static KeyStore MakeLive(const KeyRules& rules, int64_t capacity) {

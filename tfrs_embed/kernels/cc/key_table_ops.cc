@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,6 +55,7 @@ class KeyTableOp : public OpKernel {
                                 " is above max_capacity ",
                                 rules_.max_capacity));
     const bool decays = policy == "decay";
+    rules_.scored = policy == "score";
     OP_REQUIRES(ctx, decays == (rules_.half_life.length > 0),
                 InvalidArgument("half_life ", rules_.half_life.length,
                                 " doesn't fit the policy ", policy));
@@ -66,9 +68,10 @@ class KeyTableOp : public OpKernel {
     }
     rules_.seed = seed;
     rules_.has_policy = policy != "none";
-    rules_.by = decays            ? OrderBy::kDecayed
-                : policy == "lfu" ? OrderBy::kFrequency
-                                  : OrderBy::kLastUsed;
+    const bool by_frequency = policy == "lfu" || rules_.scored;
+    rules_.by = decays         ? OrderBy::kDecayed
+                : by_frequency ? OrderBy::kFrequency
+                               : OrderBy::kLastUsed;
     if (policy == "none") rules_.ttl = 0;
   }
 
@@ -352,6 +355,12 @@ class ExportKeysOp : public OpOnTables {
   bool candidates_;
 };
 
+// The least that a key's frequency may be: a score is a number from a float's
+// 32 bits.
+int64_t LeastFrequency(const KeyTable& table) {
+  return table.rules().scored ? std::numeric_limits<int32_t>::min() : 0;
+}
+
 class ReplaceKeysOp : public OpOnTables {
   using OpOnTables::OpOnTables;
 
@@ -360,11 +369,12 @@ class ReplaceKeysOp : public OpOnTables {
     TF_RETURN_IF_ERROR(TheOne(tables, &resource));
     std::vector<KeyRecord> live, candidates;
     TF_RETURN_IF_ERROR(
-        Read(ctx, {"keys", "frequency", "last_used"}, &live));
+        Read(ctx, {"keys", "frequency", "last_used"},
+             LeastFrequency(resource->table), &live));
     TF_RETURN_IF_ERROR(Read(ctx,
                             {"candidate_keys", "candidate_frequency",
                              "candidate_last_seen"},
-                            &candidates));
+                            0, &candidates));
     int64_t in_memory;
     TF_RETURN_IF_ERROR(ReadScalar(ctx, "in_memory", &in_memory));
     const int64_t n = live.size();
@@ -383,7 +393,7 @@ class ReplaceKeysOp : public OpOnTables {
   // is the least that there is, which has no place in the order of eviction.
   static absl::Status Read(OpKernelContext* ctx,
                            const std::array<const char*, 3>& names,
-                           std::vector<KeyRecord>* records) {
+                           int64_t least, std::vector<KeyRecord>* records) {
     std::array<const int64_t*, 3> values;
     for (size_t i = 0; i < names.size(); ++i) {
       int64_t n;
@@ -394,11 +404,40 @@ class ReplaceKeysOp : public OpOnTables {
     for (size_t i = 0; i < records->size(); ++i) {
       (*records)[i] = {values[0][i], values[1][i], values[2][i],
                        KeyRecord::kLive};
-      if (values[1][i] < 0) {
+      if (values[1][i] < least) {
         return InvalidArgument("Key ", values[0][i], " was used ",
                                values[1][i], " times.");
       }
     }
+    return absl::OkStatus();
+  }
+};
+
+class ScoreKeysOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOne(tables, &resource));
+    if (!resource->table.rules().scored) {
+      return InvalidArgument("The table's policy isn't score.");
+    }
+    int64_t n, num_scores;
+    const int64_t *keys, *scores;
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "keys", &n, &keys));
+    TF_RETURN_IF_ERROR(ReadVector(ctx, "scores", &num_scores, &scores));
+    TF_RETURN_IF_ERROR(CheckNumber(num_scores, "scores", n, "keys"));
+    const int64_t least = LeastFrequency(resource->table);
+    for (int64_t i = 0; i < n; ++i) {
+      if (scores[i] < least) {
+        return InvalidArgument("Key ", keys[i], " has the score ", scores[i],
+                               ", less than ", least, ".");
+      }
+    }
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
+    tensorflow::mutex_lock lock(resource->mutex);
+    resource->table.Score(ParallelOn(ctx), keys, n, scores, rows);
     return absl::OkStatus();
   }
 };
@@ -507,7 +546,7 @@ REGISTER_OP("TfrsEmbedKeyTable")
     .Attr("candidates: int >= 1")
     .Attr("threshold: int >= 0")
     .Attr("seed: int")
-    .Attr("policy: {'none', 'lru', 'lfu', 'decay'}")
+    .Attr("policy: {'none', 'lru', 'lfu', 'decay', 'score'}")
     .Attr("ttl: int >= 0")
     .Attr("half_life: int >= 0")
     .Attr("by_time: bool")
@@ -586,6 +625,12 @@ TFRS_ON_TABLES("Remove")
     .Attr("evicted: bool")
     .SetShapeFn(LikeKeysOfTables);
 
+TFRS_ON_TABLES("Score")
+    .Input("keys: int64")
+    .Input("scores: int64")
+    .Output("rows: int64")
+    .SetShapeFn(LikeKeysOfTables);
+
 TFRS_ON_TABLES("TakeRemoved")
     .Output("keys: int64")
     .Output("missed: int64")
@@ -613,6 +658,7 @@ TFRS_KERNEL("TfrsEmbedKeyTablesCommit", CommitKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesExport", ExportKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesReplace", ReplaceKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesRemove", RemoveKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesScore", ScoreKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesTakeRemoved", TakeRemovedOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesInfo", KeyTableInfoOp);
 

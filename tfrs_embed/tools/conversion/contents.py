@@ -91,8 +91,9 @@ class Table:
         columns: parameters and slots by name. Their shape is [rows, dim]; a
             slot with one number for each row has [rows].
         parts: int64 columns of a table of keys by name: the rows' keys, their
-            frequency and last use, [rows], and candidates, [c, 3]. Without
-            keys, ids are the rows' numbers.
+            frequency and last use, [rows], and candidates, [c, 3]; and scores,
+            [rows] float32, in the place of frequencies. Without keys, ids are
+            the rows' numbers.
         learning_rate: the optimizer's rate; None: unknown.
         of_keras: whether it is the variable of a Keras Embedding layer. Such a
             variable is saved as "<layer>/embeddings".

@@ -13,14 +13,19 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     LAST_TIME,
     LAST_USED,
+    SCORE,
 )
 from tfrs_embed.configs.tables import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.objects import SavedObjects
 
-#: The ranks of the int64 variables of a table of keys, by name.
-_RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, LAST_TIME: 1, CANDIDATES: 2}
+#: The dtypes and ranks of the parts of a table of keys, by name.
+_PARTS = {
+    **dict.fromkeys((KEYS, FREQUENCY, LAST_USED, LAST_TIME), (tf.int64, 1)),
+    SCORE: (tf.float32, 1),
+    CANDIDATES: (tf.int64, 2),
+}
 
 
 def find_tables(saved: SavedObjects, found: Contents) -> None:
@@ -42,7 +47,7 @@ def find_tables(saved: SavedObjects, found: Contents) -> None:
         rate = None
         for each, column in variables.items():
             rank, is_float = len(column.shape), column.dtype.is_floating
-            if each in _RANKS:
+            if each in _PARTS and (each != SCORE or KEYS in variables):
                 _check_part(each, column, found)
                 parts[each] = column
             elif each.startswith(FALLBACK) and KEYS in variables:
@@ -89,9 +94,10 @@ def _check_shards(saved: SavedObjects, found: Contents, table: int) -> None:
 
 
 def _check_part(name: str, column: Column, found: Contents) -> None:
-    if (column.dtype, len(column.shape)) != (tf.int64, _RANKS[name]):
+    dtype, rank = _PARTS[name]
+    if (column.dtype, len(column.shape)) != (dtype, rank):
         raise ValueError(
             f"'{column.name}' in '{found.path}' is {column.dtype.name} of "
-            f"shape {list(column.shape)}, not int64 of rank {_RANKS[name]}, as "
+            f"shape {list(column.shape)}, not {dtype.name} of rank {rank}, as "
             f"{name} are."
         )

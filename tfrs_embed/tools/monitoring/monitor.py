@@ -264,10 +264,12 @@ def _with_keys(
         return report
     live, counts = local_counters(state)
     size = len(live.keys)
-    shares = top_shares(live.frequency, size)
+    rules = state.built("the counters of keys").rules
+    # Scores say nothing about lookups.
+    shares = {} if rules.scored else top_shares(live.frequency, size)
     steps: dict[int, float] = {}
     days: dict[int, float] = {}
-    if size and state.built("the ages of keys").rules.by_time:
+    if size and rules.by_time:
         ages = (clock.now() - live.last_used) / MICROSECONDS["days"]
         days = {n: float(np.mean(ages >= n)) for n in IDLE_DAYS}
     elif size:

@@ -63,7 +63,8 @@ class KeyReport:
         rejected: keys that got no row since then.
         hits: occurrences, since then, of keys that had rows already.
         top_share: the share of the lookups of keys with rows that go to the 1%
-            of these keys looked up most, by the table's own counters.
+            of these keys looked up most, by the table's own counters; 0 with
+            eviction="score", which counts none.
         top_shares: the same for other shares of keys than 1%, by these.
         spill: of a table with a spill, the number of "keys" in its files, the
             files' "bytes", and how many rows were "written" there and
