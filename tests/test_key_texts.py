@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfrs_embed
 from dynamic_layers import fingerprint
 from keras_under_test import keras
-from process_tiers import has_kernels, nightly, on
+from process_tiers import has_kernels, nightly, on, without_kernels
 from text_layers import inputs_of, make, require_texts, step_of
 from tfrs_embed import (
     DynamicKeys,
@@ -19,7 +19,8 @@ from tfrs_embed import (
     TimeToLive,
     kernels,
 )
-from tfrs_embed.storage.key_texts import KeyTexts
+from tfrs_embed.storage.key_texts import KeyTexts, _Learners
+from tfrs_embed.storage.text_exchange import unpack
 from training_helpers import differentiate
 
 pytestmark = [
@@ -116,7 +117,8 @@ def test_a_step_of_many_shards_in_a_growing_table():
     for each in keys:
         texts.learn(each, [b"%d" % key for key in each])
         texts.admit(each)
-    assert len(texts) == 40_000 and not texts.unknown
+    counts = texts.counts()
+    assert counts["keys"] == 40_000 and not counts["unknown"]
 
 
 def test_methods_between_steps_keep_and_forget_texts():
@@ -176,7 +178,7 @@ def test_texts_of_many_evicted_keys_are_gone():
         assert found["keys"] == table.size <= 16
         assert found["bytes"] < 17 * 110
     texts = table.key_texts
-    assert not texts._reserved and not texts._few and not texts._unknown
+    assert not texts._reserved and not texts.wanted.few and not texts._unknown
     assert table.statistics()["in_all"]["evicted"] > 1000
 
 
@@ -217,7 +219,25 @@ def test_of_two_strings_with_one_fingerprint_the_first_stays():
     texts.admit(keys)
     texts.learn(keys, [b"third", b"other"])
     assert texts.of(np.array([5, 6, 7])).tolist() == [b"first", b"other", b""]
-    assert (len(texts), texts.nbytes) == (2, 10)
+    assert texts.counts() == {"keys": 2, "unknown": 0, "bytes": 10}
+
+
+@nightly(without_kernels)
+def test_texts_of_other_workers_keys_are_sent_once_and_not_kept():
+    # Nothing is exchanged here: only whether there are others matters.
+    texts, none = KeyTexts("items", 2, object()), np.zeros([0], np.int64)
+    texts.add(np.array([1]), np.array([7, 8, 9]), [], np.array([1, 7, 8, 9]))
+    # Key 7 has lost its row on the other worker.
+    texts.add(np.array([2]), np.array([10]), [], np.array([1, 2, 8, 9, 10]))
+    many, few = (each.numpy()[:-1].tolist() for each in texts.wanted.read())
+    assert (many, few) == ([1, 2, 8, 9, 10], [])
+    keys, words = np.array([8, 1]), np.array([b"eight", b"one"], object)
+    texts.learn(keys, words)
+    assert texts.counts() == {"keys": 1, "unknown": 1, "bytes": 3}
+    learners = _Learners([texts])
+    for asked, sent in ((none, []), (np.array([8]), [b"eight"])):
+        message = learners.message(keys, words, asked)
+        assert unpack(message)[1] == sent
 
 
 def test_a_spill_keeps_the_texts_of_its_keys(tmp_path):

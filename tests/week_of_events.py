@@ -105,12 +105,6 @@ def scores(keys, step):
     return np.float32(worth)
 
 
-def tables_of(strategy):
-    """The names of the tables; several workers can't keep texts."""
-    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return [name for name in RULES if not workers or name != "text"]
-
-
 def make_layer(names):
     features = {
         name: tfrs_embed.FeatureConfig(
@@ -134,7 +128,7 @@ class Job:
     """A layer that trains on the week's events, and its checkpoint."""
 
     def __init__(self, strategy):
-        self.strategy, self.names = strategy, tables_of(strategy)
+        self.strategy, self.names = strategy, [*RULES]
         with strategy.scope():
             self.layer = make_layer(self.names)
             self.layer.build(None)

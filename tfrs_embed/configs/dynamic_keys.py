@@ -275,8 +275,8 @@ class DynamicKeys:
             with a spill. None: keys without a row have zeros.
         keep_text: whether the text of string keys is kept in the host's memory,
             some 150 bytes for each key beside the text. `keys()`, `top_k` and
-            `export_rows` then return strings. It is for one process: several
-            workers are an error.
+            `export_rows` then return strings. Each of several workers keeps the
+            texts of its own keys.
         floor: a step that has to evict keys evicts so many that this share of
             the rows is in use afterwards, if keys that the step doesn't use are
             enough; above 0, at most 1. The steps that follow evict none, and

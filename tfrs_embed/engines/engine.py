@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.change_tracking import Moments
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.replicas import get_replicas
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard, distinct
@@ -262,7 +261,6 @@ def _make_state(
 
     Raises:
         ValueError: the initializer can't make the row of a single key.
-        NotImplementedError: several workers would keep texts of keys.
     """
     if spec.keys is None:
         return TableState(spec, optimizer, strategy, moments)
@@ -271,10 +269,4 @@ def _make_state(
     from tfrs_embed.storage.dynamic_table import DynamicTable
 
     initial_key_values.maker(spec)  # For its errors, before it is built.
-    if spec.keys.keep_text and get_replicas(strategy).workers > 1:
-        raise NotImplementedError(
-            f"Table '{spec.name}': DynamicKeys(keep_text=True) isn't for "
-            "several workers yet: a worker doesn't have the texts of keys that "
-            "others read. Leave it out, or train in one process."
-        )
     return DynamicTable(spec, optimizer, strategy, moments)

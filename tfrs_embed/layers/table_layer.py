@@ -410,20 +410,25 @@ class TableLayer(TableHolder):
         """Returns what gives tables that keep texts those of a step's keys."""
         if not inputs.training:
             return None
-        kept = []
-        for feature, ids in zip(inputs.features, inputs.ids, strict=True):
-            texts = self.tables[feature.table.name].key_texts
-            if texts is not None:
-                kept.append((texts, ids, feature))
+        assert self._engine_layer is not None
+        states = self._engine_layer.engine.states
+        # All of them: other replicas may have other features.
+        kept = {
+            name: state.key_texts
+            for name, state in states.items()
+            if state.key_texts is not None
+        }
+        if not kept:
+            return None
+        # Imported here, as few tables keep texts.
+        from tfrs_embed.storage.key_texts import learn_texts
 
-        def learn(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-            learned = [
-                texts.learn_after(vectors, to_tensor(ids, f"{feature}: ids"))
-                for texts, ids, feature in kept
-            ]
-            return tf.add_n(learned)
-
-        return learn if kept else None
+        given = [
+            to_tensor(ids, f"{feature}: ids")
+            for feature, ids in zip(inputs.features, inputs.ids, strict=True)
+            if feature.table.name in kept
+        ]
+        return lambda vectors: learn_texts([*kept.values()], vectors, given)
 
     def _lookup_served(
         self, inputs: CallInputs, served: ServedTables

@@ -488,7 +488,7 @@ class ServedTable(Trackable):
         texts = self.state.key_texts
         assert texts is not None
         with tf.device("CPU:0"):
-            return {TEXT: tf.constant(texts.of(keys), tf.string)}
+            return {TEXT: tf.constant(texts.read(keys), tf.string)}
 
     def _index(self, keys: np.ndarray) -> np.ndarray:
         index = np.empty(self.shapes[INDEX], np.int64)

@@ -34,9 +34,11 @@ from tfrs_embed.storage.key_texts import KeyTexts
 from tfrs_embed.storage.keyed_rows import KeyedRows
 from tfrs_embed.storage.keyed_shard import KeyedShard
 from tfrs_embed.storage.keyed_variable import KeyedVariable
+from tfrs_embed.storage.shard_texts import ShardTexts
 from tfrs_embed.storage.sharded import Part
 from tfrs_embed.storage.table_keys import TableKeys, as_counter
 from tfrs_embed.storage.table_state import TableState, as_numbers
+from tfrs_embed.storage.text_exchange import TextExchange
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 _OF_SPILL = ("keys", "bytes", "written", "returned")
@@ -115,9 +117,13 @@ class DynamicTable(TableState):
         assert self.spec.keys is not None
         if not self.spec.keys.keep_text:
             return
-        texts = KeyTexts(self.spec.name, self.spec.vocabulary_size)
+        exchange, shared = None, self._rows.replicas
+        if shared.workers > 1:
+            exchange = TextExchange(shared, self.spec.name)
+        texts = KeyTexts(self.spec.name, self.spec.vocabulary_size, exchange)
         for shard in shards:
-            shard.keep_texts(texts)
+            spills = shard.spill is not None
+            shard.texts = ShardTexts(texts, shard.key_table, spills)
         self._rows.texts = self.key_texts = texts
 
     def step_restored(self) -> None:
@@ -167,7 +173,7 @@ class DynamicTable(TableState):
         for shard in self._rows.shards:
             numbers = shard.key_table.numbers()
             capacity += numbers.size + numbers.capacity
-            keys = shard.take_removed()
+            keys = (shard.texts or shard.key_table).take_removed()
             if keys is None:
                 lost = now
             elif len(keys):
@@ -204,7 +210,7 @@ class DynamicTable(TableState):
         self.built("keys")
         found: np.ndarray = self.variables[KEYS].numpy()
         texts = self.key_texts
-        return found if texts is None else texts.of(found)
+        return found if texts is None else texts.read(found)
 
     def _learn(self, keys: np.ndarray, ids: Any) -> None:
         """Takes the texts of keys that have got rows between steps."""
@@ -391,7 +397,13 @@ class DynamicTable(TableState):
         rows = self.built("statistics")
         numbers = [shard.key_table.numbers() for shard in rows.shards]
         found = _named(self.spec, rows.gather(_statistics(numbers)))
-        return found | _of_texts(rows)
+        texts = self.key_texts
+        if texts is not None:
+            counts = np.array([*texts.counts().values()])
+            nothing = [np.zeros_like(counts)] * (len(rows.shards) - 1)
+            total = np.sum(rows.gather([counts, *nothing]), 0).tolist()
+            found["text"] = dict(zip(texts.counts(), total, strict=True))
+        return found
 
     def built(self, what: str) -> TableKeys:
         """Returns the table's keys; `what` is asked for, for errors.
@@ -438,7 +450,8 @@ def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
     live = zip(*(shard.live() for shard in rows.shards), strict=True)
     numbers = [shard.key_table.numbers() for shard in rows.shards]
     found: dict[str, Any] = _named(table.spec, _statistics(numbers))
-    found |= _of_texts(rows)
+    if rows.texts is not None:
+        found["text"] = rows.texts.counts()
     del found["last_step"]
     counts = {**found.pop("in_all"), **found}
     counts["capacity"] = sum(n.capacity for n in numbers)
@@ -448,20 +461,6 @@ def local_counters(table: DynamicTable) -> tuple[LiveKeys, dict[str, Any]]:
 def _named_key(keys: Any, place: int) -> Any:
     """Returns a key as the program gave it, for errors."""
     return np.asarray(keys)[place]
-
-
-def _of_texts(rows: TableKeys) -> dict[str, dict[str, int]]:
-    """Returns the statistics of texts, if a table keeps them."""
-    texts = rows.texts
-    if texts is None:
-        return {}
-    return {
-        "text": {
-            "keys": len(texts),
-            "unknown": texts.unknown,
-            "bytes": texts.nbytes,
-        }
-    }
 
 
 def _statistics(numbers: Sequence[KeyNumbers]) -> list[np.ndarray]:
@@ -490,9 +489,12 @@ def remove_keys(
 
     If `evicted`, they count as evicted.
     """
+    if rows.texts is not None:
+        # Before: a step of another thread may give the keys rows again.
+        rows.texts.drop(keys.tolist())
     shard_of = rows.shards_of(keys)
     removed = [
-        shard.remove(keys[shard_of == rank], evicted)
+        shard.key_table.remove(keys[shard_of == rank], evicted)
         for rank, shard in rows.by_rank
     ]
     return int(np.sum(np.concatenate(removed) != ABSENT))

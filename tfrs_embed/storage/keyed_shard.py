@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import CANDIDATES
-from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage import initial_key_values
 from tfrs_embed.storage.key_rules import (
@@ -25,7 +22,7 @@ from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.row_store import TableShare
 
 if TYPE_CHECKING:
-    from tfrs_embed.storage.key_texts import KeyTexts
+    from tfrs_embed.storage.shard_texts import ShardTexts
     from tfrs_embed.storage.spill import Spill
 
 # Initial values are made in blocks of this many numbers between steps.
@@ -36,11 +33,11 @@ class KeyedShard:
     """The keys and rows of one table on one shard, in a `KeyedRows` store.
 
     Attributes:
-        texts: the texts of the table's keys, of all shards; None: they aren't
-            kept. `keep_texts` sets it.
+        texts: tells the texts of the table's keys which keys are here; None:
+            texts aren't kept.
     """
 
-    texts: KeyTexts | None = None
+    texts: ShardTexts | None = None
 
     def __init__(self, share: TableShare, store: Any) -> None:
         table = share.spec
@@ -109,77 +106,7 @@ class KeyedShard:
         if self.spill is not None:
             self.spill.fetch(keys, rows, parameters_only)
         if self.texts is not None:
-            self._note_texts(keys, step, parameters_only)
-
-    def keep_texts(self, texts: KeyTexts) -> None:
-        """Keeps the texts of keys from now on; there are no keys yet."""
-        self.texts = texts
-        # What `take_removed` returns next; None: nobody asks for it.
-        self._noted: list[np.ndarray] | None = None
-        self._missed = False
-        if self.spill is None:
-            self.key_table.take_removed()  # They are noted from now on.
-        with tf.device(self.key_table.host):
-            self._notes = make_variable(tf.constant(0, tf.int64), "texts")
-
-    def _note_texts(
-        self, keys: tf.Tensor, step: tf.Tensor, reserved: bool
-    ) -> None:
-        """Tells `texts` which keys a step has given rows, or reserved rows."""
-        this = weakref.ref(self)
-
-        def call(keys: np.ndarray, step: np.ndarray) -> np.ndarray:
-            # Graphs may outlive the table.
-            shard = this()
-            if shard is not None and shard.texts is not None:
-                if reserved:
-                    shard.texts.reserve(keys, int(step.ravel()[0]))
-                else:
-                    shard.texts.admit(keys, shard._take_gone())
-            return np.int64(1)
-
-        with tf.device(self.key_table.host):
-            # As in `plain_keys.run`: ordered by a variable of this shard alone.
-            made = tf.numpy_function(
-                call, [keys, step], tf.int64, stateful=False
-            )
-            self._notes.assign_add(tf.ensure_shape(made, []))
-
-    def _take_gone(self) -> list[int]:
-        """Returns keys that have lost their rows, and so their texts.
-
-        Whatever gives keys rows takes these first: they may be among them.
-        """
-        if self.spill is not None:
-            return []  # Evicted keys keep their texts.
-        keys = self.key_table.take_removed()
-        # A table can't lose more keys than it has room for in between.
-        assert keys is not None
-        if self._noted is not None and len(keys):
-            self._noted.append(keys)
-            numbers = self.key_table.numbers()
-            most = 2 * (numbers.size + numbers.capacity)
-            if sum(map(len, self._noted)) > most:
-                self._noted, self._missed = [], True
-        return keys.tolist()
-
-    def take_removed(self) -> np.ndarray | None:
-        """Does what `KeyTable.take_removed` does."""
-        if self.texts is None or self.spill is not None:
-            return self.key_table.take_removed()
-        self.texts.drop(self._take_gone())
-        noted, missed = self._noted or [], self._missed
-        self._noted, self._missed = [], False
-        if missed:
-            return None
-        return np.concatenate([np.zeros([0], np.int64), *noted])
-
-    def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
-        """Does what `KeyTable.remove` does, and forgets the keys' texts."""
-        if self.texts is not None:
-            # Before: a step of another thread may give the keys rows again.
-            self.texts.drop(keys.tolist())
-        return self.key_table.remove(keys, evicted)
+            self.texts.note(keys, step, parameters_only)
 
     # For users and checkpoints, eagerly.
 
@@ -234,19 +161,6 @@ class KeyedShard:
         found: np.ndarray = getattr(self.live(), name)
         return found
 
-    def moment(self) -> tuple[int, ...]:
-        """Returns numbers that change when keys get or lose rows.
-
-        It waits, up to a second, until all commits are published.
-        """
-        end = time.monotonic() + 1
-        while True:
-            numbers = self.key_table.numbers()
-            if not numbers.unpublished or time.monotonic() > end:
-                admitted, evicted, *_ = numbers.total
-                return numbers.size, admitted, evicted
-            time.sleep(0.001)
-
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
         """Returns rows of the parameters or a slot, in the host's memory."""
         spill, spilled = self.spill, rows >= SPILLED
@@ -296,7 +210,7 @@ class KeyedShard:
             keys, frequency, last_used, candidates, in_memory
         )
         if self.texts is not None:
-            self._take_gone()  # Those that come back are not gone.
+            self.texts.take_gone()  # Those that come back are not gone.
         rows = self.key_table.first_row + np.arange(len(keys))
         if self.spill is not None:
             rows[in_memory:] = self.spill.find(keys[in_memory:])
@@ -330,8 +244,6 @@ class KeyedShard:
         candidates = self.integers(CANDIDATES)
         kept = candidates[~np.isin(candidates[:, 0], new)]
         self._replace(self.live(), new, now, kept)
-        if self.texts is not None:
-            self.texts.admit(new, self._take_gone())
 
     def _replace(
         self,

@@ -58,9 +58,8 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
     A checkpoint holds the part shard by shard, so that no process needs all of
     it. Its parts are "keys", "frequency" (or "score", float32, if the program
     gives scores), "last_used" (or "last_used_time", if the table counts in
-    time), "candidates", "parameters" and the slots; and
-    "text", strings that one process writes as a whole: TensorFlow reads no
-    slices of strings.
+    time), "candidates", "parameters" and the slots; and "text", strings that
+    the first worker writes as a whole: TensorFlow reads no slices of strings.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
 
     def _texts_of(self, keys: np.ndarray) -> np.ndarray:
         assert self._rows.texts is not None
-        return self._rows.texts.of(keys)
+        return self._rows.texts.read(keys)
 
     def _all(self, part: str) -> np.ndarray:
         """Returns a part of all shards, shard after shard, by row in each."""
@@ -254,9 +253,11 @@ class KeyedVariable(CompositeVariable, CheckpointValue):
         moment, live = save.shared[rows]
         if self._part == TEXT:
             # Now: in the background keys may lose their texts.
-            keys = np.concatenate([each.keys for each in live])
+            keys = np.concatenate(rows.gather([each.keys for each in live]))
+            texts = _as_strings(self._texts_of(keys))
             key = key if changed is None else in_delta(key)
-            return iter([TensorSlice(key, _as_strings(self._texts_of(keys)))])
+            is_chief = rows.replicas.worker == 0
+            return iter([TensorSlice(key, texts)] * is_chief)
         return self._slices(key, save, changed, moment, live)
 
     def _slices(

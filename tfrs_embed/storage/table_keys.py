@@ -7,6 +7,7 @@ key.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -123,8 +124,17 @@ class TableKeys:
         return self.gather.numbers(here)
 
     def moment(self) -> list[tuple[int, ...]]:
-        """Returns numbers that change with this process's keys."""
-        return [shard.moment() for shard in self.shards]
+        """Returns numbers that change when keys here get or lose rows.
+
+        It waits, up to a second, until all commits are published.
+        """
+        end, tables = time.monotonic() + 1, [s.key_table for s in self.shards]
+        while True:
+            found = [table.numbers() for table in tables]
+            published = not any(each.unpublished for each in found)
+            if published or time.monotonic() > end:
+                return [(each.size, *each.total[:2]) for each in found]
+            time.sleep(0.001)
 
     def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
         """Requires that the keys have not changed, if there is one worker.
@@ -200,7 +210,8 @@ class TableKeys:
             )
         kept: np.ndarray = shard_of >= 0
         if self.texts is not None:
-            self.texts.keep_only(keys[kept])
+            is_here = np.isin(shard_of, self.replicas.ranks)
+            self.texts.keep_only(keys[is_here], keys[kept & ~is_here])
             if TEXT in known:
                 self.texts.learn(keys, known[TEXT])
         if self.replicas.workers > 1:
@@ -214,13 +225,23 @@ class TableKeys:
         if there is no room for them.
         """
         live = self.gather([shard.live().keys for shard in self.shards])
-        self.require_room(np.union1d(np.concatenate(live), keys))
+        every = np.union1d(np.concatenate(live), keys)
+        self.require_room(every)
         shard_of = self.shards_of(keys)
         for rank, shard in self.by_rank:
             shard.add(
                 keys[shard_of == rank],
                 clock.moment(self.rules.by_time, self.step),
             )
+        if self.texts is not None:
+            is_here = np.isin(shard_of, self.replicas.ranks)
+            gone = [
+                key
+                for shard in self.shards
+                if shard.texts is not None
+                for key in shard.texts.take_gone()
+            ]
+            self.texts.add(keys[is_here], keys[~is_here], gone, every)
 
     def keys_to_write_for(self) -> np.ndarray:
         """Returns the keys to which written rows belong, ascending.
