@@ -16,9 +16,7 @@ from tfrs_embed.compat.version import NEWEST_TENSORFLOW
 # Its cells share trained models.
 pytestmark = [
     on("mirrored:2"),
-    on("keras:3", tier="nightly"),
-    on("keras:3 mirrored:2", tier="more"),
-    on("tpu:2x4", tier="nightly"),
+    on("keras:3", "keras:3 mirrored:2", "tpu:2x4", tier="nightly"),
     pytest.mark.xdist_group("abilities"),
 ]
 STRATEGY_NAME = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "")

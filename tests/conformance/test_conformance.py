@@ -263,10 +263,6 @@ def is_first_of(*engines):
     return lambda case: is_first(case) and case.engine in engines
 
 
-#: Engines that replicas have in Keras 3's process too.
-OF_KERAS_3 = ("distributed_mirrored", "sharded_files", "columns_and_copies")
-
-
 # What most changes to an engine would break.
 STEPS = on(
     "mirrored:2", when=is_first_of("sharded", "dynamic_sharded", "hot_rows")
@@ -432,7 +428,7 @@ def test_lookup(case, strategy):
     "keras:3 mirrored:2",
     tier="more",
     # What Keras 3 does is the same for all engines.
-    when=lambda case: of_any_world(case) and case.engine in OF_KERAS_3,
+    when=lambda case: of_any_world(case) and case.engine == "sharded_files",
 )
 def test_training(case, strategy):
     layer, reference = case.build(strategy)
@@ -498,11 +494,6 @@ def test_training(case, strategy):
         and case.engine in ("partial", "dynamic")
         and case.tables == "width_4"
     ),
-)
-@on(
-    "keras:3 mirrored:2",
-    tier="more",
-    when=lambda case: with_kernels(case) and case.engine == "dynamic_sharded",
 )
 def test_tables_of_many_optimizers(case, strategy):
     layer, reference = case.build(strategy)
