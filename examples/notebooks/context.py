@@ -191,7 +191,7 @@ more = {
     "+ hour, weekday": ["hour", "weekday"],
     "+ week": ["week"],
 }
-names = []
+names: list[str] = []
 for label, added in more.items():
     names = [*names, *added]
     model = fit(names)
@@ -241,8 +241,8 @@ for number in range(0, len(products), 8):
 # ## What to take from it
 #
 # - The week is worth most here, age and gender come next, and the others help
-#   little. All of it together leaves a new user hard to guess. Once somebody has
-#   rated movies, read those, as the notebook `attention` does.
+#   little. All of it together leaves a new user hard to guess. Once somebody
+#   has rated movies, read those, as the notebook `attention` does.
 # - The test is drawn from the same weeks as the training. For predictions of
 #   the next week a row for each week says nothing, as its row is untrained;
 #   train day by day then, as `examples/streaming.py` does.

@@ -195,7 +195,8 @@ batch = {
     name: sequences.ragged([rows[i][window] for i in full])
     for name, rows in (("history", histories), ("time", times))
 }
-steps, cost = {}, {"SASRec": [], "HSTU": []}
+steps = {}
+cost: dict[str, list[float]] = {"SASRec": [], "HSTU": []}
 for name, given in (("SASRec", batch["history"]), ("HSTU", batch)):
     made = {"SASRec": SASRec, "HSTU": HSTU}[name](len(movie_ids), adam())
     made.compile(adam())
