@@ -238,6 +238,56 @@ def test_what_is_predicted_is_in_no_bag_of_the_pair(load, tmp_path):
         assert user not in features["raters"][i].numpy() // 5
 
 
+# Lists.
+
+
+def test_lists_have_ratings_of_one_user_and_none_twice(load):
+    lists = load("movielens_lists")
+    user = np.array([3, 1, 3, 1, 3, 2, 3])
+    movie = np.arange(10, 17)
+    drawn = lists.draw(user, movie, movie % 5 + 1, 40, 3, seed=0)
+    assert drawn.user.tolist() == [3] * 40  # Others have fewer than 3.
+    assert drawn.movie.shape == (40, 3)
+    assert {tuple(sorted(row)) for row in drawn.movie} == {
+        tuple(some) for some in itertools.combinations([10, 12, 14, 16], 3)
+    }
+    assert np.array_equal(drawn.stars, drawn.movie % 5 + 1)
+    with pytest.raises(ValueError, match="No user has 5 ratings"):
+        lists.draw(user, movie, movie, 1, 5, seed=0)
+
+
+def test_hinge_loss_is_the_sum_over_pairs(load):
+    rng = np.random.default_rng(0)
+    stars = rng.integers(1, 6, [4, 5])
+    scores = rng.normal(size=[4, 5]).astype(np.float32)
+    expected = [
+        sum(
+            max(0, 1 - (score[i] - score[j]))
+            for i, j in itertools.permutations(range(5), 2)
+            if star[i] > star[j]
+        )
+        / 5
+        for star, score in zip(stars, scores, strict=True)
+    ]
+    found = load("movielens_lists").pairwise_hinge(stars, scores)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_ndcg_of_a_list_compares_gains_with_the_best_order(load):
+    ndcg = load("movielens_lists").ndcg
+    stars = np.array([[5, 3, 1]])
+    assert ndcg(stars, np.array([[3.0, 2, 1]])) == pytest.approx(1.0)
+    gain, second, third = 2**0.5 - 1, 1 / np.log2(3), 0.5
+    expected = (third + gain) / (1 + gain * second)
+    assert ndcg(stars, np.array([[1.0, 3, 2]])) == pytest.approx(expected)
+    assert ndcg(np.ones([1, 3]), np.zeros([1, 3])) == 0
+    # Equal scores: the mean of all orders.
+    orders = itertools.permutations([1.0, 2, 3])
+    mean = np.mean([ndcg(stars, np.array([order])) for order in orders])
+    many = np.tile(stars, [20_000, 1])
+    assert ndcg(many, np.zeros(many.shape)) == pytest.approx(mean, abs=0.005)
+
+
 # Histories.
 
 
