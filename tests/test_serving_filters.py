@@ -10,7 +10,6 @@ import tfrs_embed
 from filtered_models import DIM, LIMITS, SPEC, Stream
 from keras_under_test import layers
 from process_tiers import nightly, on
-from tfrs_embed import kernels
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export, export_delta
 
@@ -20,25 +19,14 @@ ASKED = np.arange(120)
 TIME_TO_LIVE = tfrs_embed.TimeToLive(3)
 
 
-@pytest.fixture(params=["kernels", "tensorflow"])
-def implementation(request):
-    """Runs a test with the compiled kernels, and without."""
-    if request.param == "kernels":
-        request.getfixturevalue("needs_kernels")
-        yield
-    else:
-        with kernels.disabled():
-            yield
-
-
 @nightly(
-    lambda eviction, implementation: (
-        (eviction, implementation)
+    lambda eviction, each_implementation: (
+        (eviction, each_implementation)
         not in {("lfu", "kernels"), (None, "tensorflow")}
     )
 )
 @pytest.mark.parametrize("eviction", ["lru", "lfu", None, TIME_TO_LIVE])
-@pytest.mark.usefixtures("implementation")
+@pytest.mark.usefixtures("each_implementation")
 def test_an_export_has_the_keys_that_fulfil_all_limits(
     strategy, tmp_path, monkeypatch, eviction
 ):
@@ -73,7 +61,7 @@ def test_keys_in_a_spill_are_chosen_as_others(
     stream.assert_serves(tmp_path / "model", chosen, ASKED)
 
 
-@nightly(lambda limits, implementation: len(limits) == 1)
+@nightly(lambda limits, each_implementation: len(limits) == 1)
 @pytest.mark.parametrize(
     "limits",
     [
@@ -83,7 +71,7 @@ def test_keys_in_a_spill_are_chosen_as_others(
         {"min_frequency": 2, "max_age": 3, "max_keys": 6},
     ],
 )
-@pytest.mark.usefixtures("implementation")
+@pytest.mark.usefixtures("each_implementation")
 def test_base_and_deltas_equal_an_export(strategy, tmp_path, limits):
     stream = Stream(strategy, "lfu", rows=24)
     stream.train(0, 40)
