@@ -121,10 +121,11 @@ class KeyTexts:
             return pack(asked, texts().of(asked))
 
         flat = tf.reshape(keys, [-1])
+        replica = exchange.running() if exchange is not None else None
         with tf.device(HOST):
             if exchange is None:
                 found = _call(own, [flat], tf.string, [None])
-            elif (replica := exchange.running()) is None:
+            elif replica is None:
                 found = tf.constant(self.read(flat.numpy()), tf.string)
             else:
                 found = exchange.ask(
@@ -283,7 +284,8 @@ class _Learners:
         self._references = [weakref.ref(table) for table in tables]
 
     def _tables(self) -> list[KeyTexts]:
-        return [t for r in self._references if (t := r()) is not None]
+        tables = (reference() for reference in self._references)
+        return [table for table in tables if table is not None]
 
     def learn(self, keys: np.ndarray, texts: Iterable[bytes]) -> np.ndarray:
         """Gives the tables keys and their texts."""
