@@ -6,8 +6,8 @@ Example:
     4
 """
 
+from tfrs_embed.tools.testing.clocks import simulated_clock
 from tfrs_embed.tools.testing.emulated_tpu_strategy import EmulatedTPUStrategy
 from tfrs_embed.tools.testing.local_cluster import LocalCluster
-from tfrs_embed.tools.testing.simulated_clock import simulated_clock
 
 __all__ = ["EmulatedTPUStrategy", "LocalCluster", "simulated_clock"]
