@@ -54,9 +54,9 @@ def table(row: Row, runs: Sequence[record.Run]) -> str:
         first = next(iter(row.metrics))
         trained = [run.seconds for run in of_model if first in run.metrics]
         seconds = f"{sum(trained) / len(trained):.0f}" if trained else "-"
+        name = model if model.startswith("no model") else f"**ours: {model}**"
         lines.append(
-            f"| **ours: {model}** | {' | '.join(cells)} | {len(trained)} | "
-            f"{seconds} |"
+            f"| {name} | {' | '.join(cells)} | {len(trained)} | {seconds} |"
         )
     return "\n".join(lines)
 

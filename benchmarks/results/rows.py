@@ -179,6 +179,8 @@ ROWS = (
                 *_TFRS_RETRIEVAL,
             ),
         ),
+        "The titles that most people chose, the same for all users, are better "
+        "than both. "
         "`make tutorials` runs TFRS's program itself with its layers and with "
         "ours, from the same initial values, and compares all losses.",
     ),

@@ -118,7 +118,23 @@ def accuracy(
     scores = vectors @ model.titles(title_of).numpy().T
     user, movie = ratings.user[test], ratings.movie[test]
     better = scores[user] > scores[user, movie][:, None]
-    rank = np.count_nonzero(better, axis=1)
+    return among_the_best(np.count_nonzero(better, axis=1))
+
+
+def popularity(
+    ratings: splits.Ratings, split: splits.Split
+) -> dict[str, float]:
+    """Returns how often the choice is among the titles most often chosen."""
+    train, test = split
+    title_of = titles()
+    title = title_of[ratings.movie[train]]
+    counts = np.bincount(title, minlength=splits.MOVIES)[title_of]
+    rank = np.count_nonzero(counts > counts[:, None], axis=1)
+    return among_the_best(rank[ratings.movie[test]])
+
+
+def among_the_best(rank: np.ndarray) -> dict[str, float]:
+    """Returns the metrics of the ranks of what was chosen; the best is 0."""
     return {f"top-{k}": float(np.mean(rank < k)) for k in (100, 10)}
 
 
@@ -128,6 +144,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     ratings, timer = splits.read(), record.Timer()
+    for seed in range(arguments.seeds):
+        found = popularity(ratings, splits.random(seed))
+        name = "no model, the most rated titles"
+        timer.report("retrieval_tfrs", name, f"seed {seed}", **found)
     for name, setting in SETTINGS.items():
         for seed in range(arguments.seeds):
             found = accuracy(ratings, splits.random(seed), setting, seed)
