@@ -465,7 +465,6 @@ def test_threads_lose_no_key(graph):
     assert layer.step.numpy() == 40 + graph
 
 
-@on("keras:3", tier="more", when=lambda how: how == "fit")
 @nightly(without_kernels)
 @pytest.mark.parametrize("how", ["eager", "function", "fit"])
 def test_tables_end_with_their_model(how):

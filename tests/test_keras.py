@@ -1562,7 +1562,11 @@ def test_a_models_own_class_with_weights_is_loaded(ids, tmp_path):
     np.testing.assert_array_equal(loaded(inputs), expected)
 
 
-@on("keras:3", tier="more")
+@on(
+    "keras:3",
+    tier="more",
+    when=lambda kind: kind in ("ragged", "distributed"),
+)
 @pytest.mark.parametrize("kind", OF_SHAPES)
 def test_a_models_own_class_is_loaded(kind, tmp_path):
     layer, inputs = OF_SHAPES[kind]()

@@ -13,7 +13,10 @@ from strategies.replicas import of_chief
 from tfrs_embed import FeatureConfig, TableConfig
 from training_helpers import tables_of
 
-pytestmark = on("keras:3 mirrored:2", "keras:3 workers:2", tier="more")
+pytestmark = [
+    on("keras:3 mirrored:2", tier="more"),
+    on("keras:3 workers:2", tier="nightly"),
+]
 
 # The last batch of 8 has one sample, so that a replica has none.
 SAMPLES, BATCH = 17, 8
@@ -93,6 +96,7 @@ def unknown(batches):
 
 
 # Of 17 samples, one is left for the last batch, or dropped.
+@on("keras:3 workers:2", tier="more", when=lambda steps: steps == 1)
 @pytest.mark.parametrize("steps", [1, 2], ids=["steps", "executions"])
 def test_fit_equals_one_device(strategy, steps):
     if steps == 1:
@@ -212,6 +216,7 @@ def test_a_callback_may_evaluate(strategy):
     np.testing.assert_allclose(seen[1:], fit.history["val_loss"][:-1])
 
 
+@on("keras:3 workers:2", tier="more")
 def test_the_first_worker_writes_files_and_all_go_on(strategy, tmp_path):
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     first = not several or strategy.cluster_resolver.task_id == 0

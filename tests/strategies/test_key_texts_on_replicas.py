@@ -74,9 +74,8 @@ def evicts_by_kernels(both_implementations, spills):
     return with_kernels(both_implementations) and not spills
 
 
-@on("mirrored:2", "mirrored:4", tier="more")
-@on("workers:2", tier="more", when=evicts_by_kernels)
-@on("workers:2", "workers:3", tier="nightly")
+@on("mirrored:2", "workers:2", tier="more", when=evicts_by_kernels)
+@on("mirrored:2", "mirrored:4", "workers:2", "workers:3", tier="nightly")
 @pytest.mark.parametrize("spills", [False, True])
 @pytest.mark.usefixtures("both_implementations")
 def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
