@@ -20,6 +20,7 @@ import re
 import _examples  # noqa: F401  # Before TensorFlow.
 import movielens
 import numpy as np
+import ranking
 import record
 import splits
 import tensorflow as tf
@@ -182,9 +183,8 @@ def popularity(ratings: splits.Ratings, split: splits.Split) -> float:
     """Returns how often five stars are among the 100 most rated movies."""
     train, test = split
     counts = np.bincount(ratings.movie[train], minlength=splits.MOVIES)
-    rank = np.sum(counts > counts[:, None], axis=1)
     best = test[ratings.stars[test] == 5]
-    return float(np.mean(rank[ratings.movie[best]] < BEST))
+    return float(np.mean(ranking.places(counts)[ratings.movie[best]] < BEST))
 
 
 def main() -> None:

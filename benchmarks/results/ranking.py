@@ -8,6 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 
+def places(counts: np.ndarray) -> np.ndarray:
+    """Returns how many movies have more than each, [movies]."""
+    return np.count_nonzero(counts > counts[:, None], axis=1)
+
+
 def ndcg(
     scores: np.ndarray,
     candidates: np.ndarray,

@@ -20,6 +20,7 @@ import dataclasses
 import _examples  # noqa: F401  # Before TensorFlow.
 import movielens
 import numpy as np
+import ranking
 import record
 import splits
 import tensorflow as tf
@@ -129,8 +130,7 @@ def popularity(
     title_of = titles()
     title = title_of[ratings.movie[train]]
     counts = np.bincount(title, minlength=splits.MOVIES)[title_of]
-    rank = np.count_nonzero(counts > counts[:, None], axis=1)
-    return among_the_best(rank[ratings.movie[test]])
+    return among_the_best(ranking.places(counts)[ratings.movie[test]])
 
 
 def among_the_best(rank: np.ndarray) -> dict[str, float]:

@@ -62,7 +62,7 @@ class KeyTexts:
         self._texts: dict[int, bytes] = {}
         # Keys with rows whose texts aren't known.
         self._unknown: set[int] = set()
-        # Keys of other workers whose texts these may not know.
+        # Keys with rows on other workers, which may not know their texts.
         self._elsewhere: set[int] = set()
         # Keys that a step of this number has reserved rows for, with texts.
         self._reserved: dict[int, bytes] = {}
