@@ -234,10 +234,12 @@ format: $(VENV)/.installed-lint ## Bring the code into style
 	$(RUN) -m ruff format .
 
 # The peers bring gigabytes, and pins of their own.
-$(BENCH_VENV)/.installed: benchmarks/requirements.txt setup.py pyproject.toml
+$(BENCH_VENV)/.installed: $(wildcard benchmarks/*.txt) setup.py pyproject.toml
 	$(MAKE) VENV=$(BENCH_VENV) $(BENCH_VENV)/.created
 	$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check -qq \
 		install --editable . --requirement benchmarks/requirements.txt
+	$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --no-deps --requirement benchmarks/wheels.txt
 	@touch $@
 
 # ARGS="--cases single forward" and other flags: these only print a report.

@@ -50,9 +50,17 @@ SINGLE_PEERS = (
     "keras_rs-jax",
     "torch",
     "fbgemm",
+    "torchrec",
     "floor",
 )
-THREADS_PEERS = ("ours", "distributed", "torch", "fbgemm", "floor")
+THREADS_PEERS = (
+    "ours",
+    "distributed",
+    "torch",
+    "fbgemm",
+    "torchrec",
+    "floor",
+)
 FEATURES_PEERS = (*OURS, "ours-keras3", "ours-default", "tfrs", "tf_keras")
 DLRM_PEERS = (
     "ours",
@@ -64,6 +72,7 @@ DLRM_PEERS = (
     "keras_rs-xla",
     "torch",
     "fbgemm",
+    "torchrec",
     "dense-tf",
     "dense-torch",
 )
@@ -79,6 +88,7 @@ MODEL_PEERS = (
     "keras_rs-tf",
     "keras_rs-xla",
     "fbgemm",
+    "torchrec",
     "dense-tf",
     "dense-torch",
 )
@@ -378,7 +388,7 @@ def row_wise(quick):
     rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
     for name in ("RowWiseAdagrad", "Adagrad"):
         yield _one_table(
-            "row_wise", name, rows, 64, batch, (*OURS, "fbgemm"),
+            "row_wise", name, rows, 64, batch, (*OURS, "fbgemm", "torchrec"),
             optimizer=name,
         )  # fmt: skip
 

@@ -137,6 +137,12 @@ PEERS = {
         ("fbgemm-gpu-cpu",),
         ("ragged",),
     ),
+    "torchrec": Peer(
+        "torchrec EmbeddingBagCollection, fused update",
+        "torchrec",
+        ("torchrec",),
+        ("ragged",),
+    ),
     "dense-tf": Peer("the dense part alone, TensorFlow", "dense_tf"),
     "dense-torch": Peer("the dense part alone, torch", "dense_torch"),
     "floor": Peer(
