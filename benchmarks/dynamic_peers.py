@@ -7,8 +7,8 @@
 PYTHON are the interpreters of virtual environments with the peers:
 
     pip install tensorflow-recommenders-addons==0.8.1 tf_keras==2.16.0
-    pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0
-    pip install --no-deps torchrec==1.8.0
+    pip install torch==2.14.1 fbgemm-gpu-cpu==1.9.0
+    pip install --no-deps torchrec==1.9.2
     pip install tensordict torchmetrics==1.0.3 pyre-extensions tqdm
 
 All have --rows rows, Adagrad, and the same steps, of samples of --width keys
