@@ -25,7 +25,8 @@ come from the files in a second without training.
 With --deeprec, the model, the text and its order are those of DLRM in DeepRec's
 modelzoo: batches of 512 from a buffer of 20,000 lines, tables of 10,000 rows,
 batch normalization, no dot products, one layer of 256 behind the concatenation,
-Adam. --cores repeats everything on fewer cores. The contenders that run on
+Adam (or --optimizer adagrad, whose updates touch the same rows in all).
+--cores repeats everything on fewer cores. The contenders that run on
 TensorFlow must have equal losses in two steps on the files' first samples.
 """
 
@@ -60,6 +61,7 @@ DEEPREC = {
     "bottom": [512, 256, 64],
     # The published program has a layer of 512, too, whose output nothing reads.
     "top": [256],
+    "optimizer": "adam",
     "rounds": 5,
     "contenders": ("stock-csv", "csv", "parquet", "memory"),
 }
@@ -92,6 +94,9 @@ def parse():
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--bottom", type=int, nargs="+", default=[512, 256, 64])
     parser.add_argument("--top", type=int, nargs="+", default=[512, 256])
+    parser.add_argument(
+        "--optimizer", choices=("adagrad", "adam"), default="adagrad"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4, help="of a turn")
     parser.add_argument("--folder", help="where files are, or are written to")
@@ -119,6 +124,8 @@ def parse():
         parser.error(f"--cores: there are {there}, not {args.cores}")
     if args.deeprec and "torch" in args.contenders:
         parser.error("torch has no model for --deeprec")
+    if args.optimizer == "adam" and "torch" in args.contenders:
+        parser.error("torch has no --optimizer adam")
     return args
 
 
@@ -235,7 +242,7 @@ def load_tensorflow(args):
 
     # The legacy optimizers run TensorFlow's fused updates: Keras's own layers
     # take a fifth less processor time with this Adam than with the new one.
-    if args.deeprec:
+    if args.optimizer == "adam":
         optimizer = tf_keras.optimizers.legacy.Adam(RATE, epsilon=ADAM_EPSILON)
     else:
         optimizer = tf_keras.optimizers.legacy.Adagrad(
