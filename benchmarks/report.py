@@ -53,7 +53,8 @@ INTRODUCTIONS = {
         "columns and hashed; 13 numerical features through an MLP of 512, 256, "
         "64 and 16 with batch normalization; its output beside the activations "
         "through one of 512, 256 and 1. One optimizer trains all. Batches are "
-        "made before.",
+        "made before; [files](input.md) has it with reading, beside published "
+        "figures.",
     ),
     "full": (
         "A whole model with tables of their own size",
