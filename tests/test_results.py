@@ -102,6 +102,12 @@ def test_a_matrix_has_who_rated_what(load):
 # Metrics.
 
 
+def test_a_choice_ranks_below_the_movies_with_more(load):
+    ranks = load("ranking").ranks
+    scores = np.array([[3.0, 1, 2, 3], [0, 5, 5, 4]])
+    assert ranks(scores, np.array([2, 1])).tolist() == [2, 0]
+
+
 def test_ndcg_counts_places_among_candidates(load):
     ndcg = load("ranking").ndcg
     scores = np.array([[9.0, 8, 7, 6], [1, 2, 3, 4], [1, 2, 3, 4]])

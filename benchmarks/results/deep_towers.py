@@ -188,7 +188,7 @@ def results(
     scores = users @ model.movies(tf.range(splits.MOVIES)).numpy().T
     best = test[ratings.stars[test] == 5]
     user, movie = ratings.user[best], ratings.movie[best]
-    rank = np.sum(scores[user] > scores[user, movie][:, None], axis=1)
+    rank = ranking.ranks(scores[user], movie)
     predicted = scores[ratings.user[test], ratings.movie[test]]
     error = 4 * np.sqrt(np.mean(np.square(predicted - stars[test])))
     return {f"top-{BEST}": float(np.mean(rank < BEST)), "rmse": float(error)}

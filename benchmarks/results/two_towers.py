@@ -129,7 +129,9 @@ def accuracy(
     # Of each movie, as the tutorial's candidates are: some titles come twice.
     candidates = model.titles(title_of).numpy()
     users = model.users(ratings.user[test]).numpy()
-    return among_the_best(ranks(users @ candidates.T, ratings.movie[test]))
+    return among_the_best(
+        ranking.ranks(users @ candidates.T, ratings.movie[test])
+    )
 
 
 def popularity(
@@ -141,17 +143,6 @@ def popularity(
     title = title_of[ratings.movie[train]]
     counts = np.bincount(title, minlength=splits.MOVIES)[title_of]
     return among_the_best(ranking.places(counts)[ratings.movie[test]])
-
-
-def ranks(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns how many movies have more than the chosen one, [choices].
-
-    Args:
-        scores: [choices, movies].
-        chosen: the movie of each choice.
-    """
-    own = np.take_along_axis(scores, chosen[:, None], axis=1)
-    return np.count_nonzero(scores > own, axis=1)
 
 
 def among_the_best(rank: np.ndarray) -> dict[str, float]:
