@@ -153,7 +153,7 @@ def among_the_best(rank: np.ndarray) -> dict[str, float]:
 def main() -> None:
     """Trains both models with several seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--only", nargs="*", choices=SETTINGS, default=[*SETTINGS]
     )
