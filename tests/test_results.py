@@ -78,7 +78,8 @@ def test_each_movie_has_at_most_three_quarters_to_train(load):
     splits = load("splits")
     rng = np.random.default_rng(0)
     movie = np.minimum(rng.geometric(0.02, 100_000), splits.MOVIES) - 1
-    ratings = splits.Ratings(np.zeros_like(movie), movie, np.ones_like(movie))
+    zeros = np.zeros_like(movie)
+    ratings = splits.Ratings(zeros, movie, zeros + 1, zeros)
     train, test = splits.recommenders_team(ratings)
     assert is_split(range(100_000), train, test)
     counts = np.bincount(movie)
@@ -92,12 +93,19 @@ def test_each_movie_has_at_most_three_quarters_to_train(load):
 
 def test_a_matrix_has_who_rated_what(load):
     splits = load("splits")
-    ratings = splits.Ratings(*np.array([[5, 5, 6], [1, 2, 1], [3, 4, 5]]))
+    columns = [[5, 5, 6], [1, 2, 1], [3, 4, 5], [7, 8, 9]]
+    ratings = splits.Ratings(*np.array(columns))
     rated = splits.matrix(ratings, np.array([0, 2]))
     assert np.argwhere(rated).tolist() == [[5, 1], [6, 1]]
 
 
 # Metrics.
+
+
+def test_a_choice_ranks_below_the_movies_with_more(load):
+    ranks = load("ranking").ranks
+    scores = np.array([[3.0, 1, 2, 3], [0, 5, 5, 4]])
+    assert ranks(scores, np.array([2, 1])).tolist() == [2, 0]
 
 
 def test_ndcg_counts_places_among_candidates(load):

@@ -121,7 +121,7 @@ def main() -> None:
     """Trains all models with several seeds and splits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("setting", choices=SETTINGS)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=MODELS, default=[*MODELS])
     arguments = parser.parse_args()
     ratings = splits.read()

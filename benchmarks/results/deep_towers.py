@@ -96,11 +96,24 @@ def features(ratings: splits.Ratings) -> tuple[Features, Features]:
 
 
 class Tower(tf_keras.Model):
-    """Makes a vector of the features of users or of movies."""
+    """Makes a vector of the features of users or of movies.
 
-    def __init__(self, features: Features, widths: tuple[int, ...]) -> None:
+    Args:
+        features: the categorical features.
+        widths: of the dense layers.
+        learning_rate: of the embeddings.
+        numbers: a numeric feature, a number a row.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        widths: tuple[int, ...],
+        learning_rate: float = LEARNING_RATE,
+        numbers: np.ndarray | None = None,
+    ) -> None:
         super().__init__()
-        self.features = features
+        self.features, self.numbers = features, numbers
         self.embeddings = tfrs_embed.PartialTPUEmbedding(
             {
                 name: tfrs_embed.TableConfig(
@@ -115,7 +128,7 @@ class Tower(tf_keras.Model):
                 )
                 for name, feature in features.items()
             },
-            tf_keras.optimizers.Adagrad(LEARNING_RATE),
+            tf_keras.optimizers.Adagrad(learning_rate),
             size_threshold=SIZE_THRESHOLD,
         )
         *hidden, last = widths
@@ -127,8 +140,10 @@ class Tower(tf_keras.Model):
     def call(self, rows: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Returns the vectors of users or movies by their rows."""
         ids = {n: tf.gather(f.ids, rows) for n, f in self.features.items()}
-        vectors = self.embeddings(ids, training=training)
-        return self.dense(tf.concat(list(vectors.values()), axis=1))
+        vectors = list(self.embeddings(ids, training=training).values())
+        if self.numbers is not None:
+            vectors.append(tf.gather(self.numbers, rows)[:, None])
+        return self.dense(tf.concat(vectors, axis=1))
 
 
 class TwoTowers(tf_keras.Model):
@@ -173,7 +188,7 @@ def results(
     scores = users @ model.movies(tf.range(splits.MOVIES)).numpy().T
     best = test[ratings.stars[test] == 5]
     user, movie = ratings.user[best], ratings.movie[best]
-    rank = np.sum(scores[user] > scores[user, movie][:, None], axis=1)
+    rank = ranking.ranks(scores[user], movie)
     predicted = scores[ratings.user[test], ratings.movie[test]]
     error = 4 * np.sqrt(np.mean(np.square(predicted - stars[test])))
     return {f"top-{BEST}": float(np.mean(rank < BEST)), "rmse": float(error)}

@@ -13,6 +13,17 @@ def places(counts: np.ndarray) -> np.ndarray:
     return np.count_nonzero(counts > counts[:, None], axis=1)
 
 
+def ranks(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Returns how many movies have more than the chosen one, [choices].
+
+    Args:
+        scores: [choices, movies].
+        chosen: the movie of each choice.
+    """
+    own = np.take_along_axis(scores, chosen[:, None], axis=1)
+    return np.count_nonzero(scores > own, axis=1)
+
+
 def ndcg(
     scores: np.ndarray,
     candidates: np.ndarray,

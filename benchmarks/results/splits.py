@@ -27,11 +27,13 @@ class Ratings:
         user: MovieLens's number of each rating's user, less 1.
         movie: MovieLens's number of each rating's movie, less 1.
         stars: 1 to 5.
+        time: in seconds since 1970.
     """
 
     user: np.ndarray
     movie: np.ndarray
     stars: np.ndarray
+    time: np.ndarray
 
 
 def check(body: bytes) -> None:
@@ -65,7 +67,8 @@ def read(folder: pathlib.Path | None = None) -> Ratings:
     _, body = path.read_bytes().split(b"\n", 1)
     check(body)
     columns = np.loadtxt(body.decode().splitlines(), dtype=np.int64)
-    return Ratings(columns[:, 0] - 1, columns[:, 1] - 1, columns[:, 2])
+    user, movie, stars, time = columns.T
+    return Ratings(user - 1, movie - 1, stars, time)
 
 
 def fold(number: int) -> Split:
