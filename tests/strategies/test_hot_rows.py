@@ -114,7 +114,6 @@ def assert_copies_are_the_rows(layer, tables=tuple(HOT)):
                 )
 
 
-@on("mirrored:2", tier="more", when=lambda dtype: dtype == "bfloat16")
 @on("workers:2", tier="more", when=lambda dtype: dtype == "bfloat16")
 @pytest.mark.parametrize(
     ("seed", "dtype"), [(None, "float32"), (1, "bfloat16")]

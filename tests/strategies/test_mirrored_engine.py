@@ -229,7 +229,7 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-@on("mirrored:4", tier="more")
+@on("mirrored:4", tier="nightly")
 @nightly(lambda kernel: not kernel)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
 def test_training(strategy, monkeypatch, kernel):

@@ -200,7 +200,6 @@ def test_early_stopping_restores_the_tables(strategy):
     assert not np.array_equal(tables[0], before)
 
 
-@on("mirrored:2", tier="more")
 def test_saved_model(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("its shards are in several processes")
