@@ -406,8 +406,10 @@ def test_lookup(case, strategy):
         *nightly(Case("distributed_columns", kinds=FEW, steps=3)),
         *nightly(Case("hot_rows", kinds=FEW, steps=3, dtype="bfloat16")),
         Case("columns_and_copies", kinds=FEW, steps=3, dtype="bfloat16"),
-        *map(uneven, ("sharded", "two_stages", "hot_rows_two_stages")),
-        *nightly(*map(uneven, ("columns_and_copies", "hot_rows"))),
+        *map(uneven, ("sharded", "hot_rows_two_stages")),
+        *nightly(
+            *map(uneven, ("two_stages", "columns_and_copies", "hot_rows"))
+        ),
     ],
     tpu=[
         Case("sparse", kinds=KINDS_OF_OTHERS),
