@@ -52,13 +52,18 @@ def check(found, wanted):
 @on(
     "keras:3",
     tier="more",
-    when=lambda kind, steps: (
-        kind in ("shuffled, four steps at once", "a stream")
-    ),
+    when=lambda kind: kind == "a stream",
 )
 @nightly(
     lambda kind, steps: (
-        steps == 14 or kind in ("repeated", "shuffled, four steps at once")
+        steps == 14
+        or kind
+        in (
+            "repeated",
+            "shuffled",
+            "not shuffled",
+            "shuffled, four steps at once",
+        )
     )
 )
 @pytest.mark.parametrize("steps", [5, 14])

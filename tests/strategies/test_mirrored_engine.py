@@ -309,6 +309,7 @@ def test_initial_values_without_a_seed_are_equal(strategy):
     assert layer.embedding_tables["y"].numpy().std() > 0
 
 
+@nightly(lambda kind: kind == "mirrored")
 @pytest.mark.parametrize("kind", ["mirrored", "combined"])
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)

@@ -124,7 +124,6 @@ def test_a_checkpoint_has_them(strategy, make, tmp_path):
         np.testing.assert_array_equal(np.asarray(variable), value + 1.0)
 
 
-@on("mirrored:2", tier="more")
 def test_a_checkpoint_has_slots_of_both_shapes(strategy, tmp_path):
     layer = make_partial(strategy, optimizer=RowWiseAdam(0.1))
     train = trainer(strategy, layer)

@@ -137,7 +137,6 @@ class _large:
         }
 
 
-@on("mirrored:2", tier="more")
 @nightly(lambda scaled: not scaled)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_mixed_float16(strategy, steps, alone, scaled):

@@ -16,6 +16,7 @@ from promises import BATCH, make_layer
 from tf_keras import layers
 
 import tfrs_embed
+from process_tiers import nightly
 from run_in_processes import environment
 from small_tpu_programs import BATCH as FLOATS
 from small_tpu_programs import STEPS, traced
@@ -198,6 +199,8 @@ def test_loops_and_their_gradients(name):
         assert len(tpu_check.check(program, SLICE).programs) == 1
 
 
+# Each layer with a mask, or without.
+@nightly(lambda name, masked: masked == (name in ("gru", "rnn")))
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_and_their_gradients(name, masked):
