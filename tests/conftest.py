@@ -117,6 +117,15 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_sessionfinish():
+    """Leaves all garbage to the end of the process.
+
+    Where no test has imported hypothesis, its plugin does so now, and it
+    collects garbage: that of many models took it two minutes.
+    """
+    gc.freeze()
+
+
 def _skip_what_is_not_there(error):
     """Skips a test that needs what this TensorFlow, or Keras, doesn't have."""
     from tfrs_embed.compat.strategies import (
