@@ -29,9 +29,7 @@ pytestmark = [
 
 ROWS, DIM = 50, 4
 #: Dtypes of exported rows: all at night, else those that differ in kind.
-DTYPES = ["float32", "int8", "int4"]
-if ALL:
-    DTYPES += ["float16", "bfloat16"]
+DTYPES = ["float32", "float16", "int8", "int4", *(["bfloat16"] if ALL else [])]
 MAPPED = DTYPES if ALL else ["float32", "int4"]
 KINDS = ("dense", "combined", "ragged", "sparse", "sequence", "small")
 WEIGHTED = ("ragged", "sparse")
