@@ -9,6 +9,7 @@ replicas.
 
 import gc
 import os
+import re
 import sys
 
 import pytest
@@ -87,18 +88,33 @@ def _runs_here(item):
     return not RUN_TIERS or process_tiers.tier_of(item, PROCESS) in RUN_TIERS
 
 
+def _is_asked_for(item, config):
+    """Whether a test is named by the command line, and not only its file."""
+    name = item.nodeid.partition("::")[2]
+    for argument in config.args:
+        path, _, wanted = argument.partition("::")
+        path = (config.invocation_params.dir / path).resolve()
+        if (
+            wanted
+            and path == item.path.resolve()
+            and re.match(rf"{re.escape(wanted)}($|\[|::|@)", name)
+        ):
+            return True
+    return False
+
+
 def pytest_collection_modifyitems(config, items):
     """Leaves out what this run doesn't run, and begins with what takes longest.
 
     What is asked for by its full name runs anyhow. No worker waits at the end
     for what has begun first.
     """
-    if not any("::" in arg for arg in config.args):
-        process_tiers.check(items, PROCESS)
-        left_out = [item for item in items if not _runs_here(item)]
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+    asked = {item for item in items if _is_asked_for(item, config)}
+    others = [item for item in items if item not in asked]
+    process_tiers.check(others, PROCESS)
+    left_out = {item for item in others if not _runs_here(item)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     items.sort(
         key=lambda item: (
             item.path.name not in LONG
@@ -115,6 +131,15 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_sessionfinish():
+    """Leaves all garbage to the end of the process.
+
+    Where no test has imported hypothesis, its plugin does so now, and it
+    collects garbage: that of many models took it two minutes.
+    """
+    gc.freeze()
 
 
 def _skip_what_is_not_there(error):

@@ -75,13 +75,20 @@ def rows(layer, table="t"):
     )
 )
 @on("mirrored:2", "workers:2", tier="nightly")
-@on("mirrored:2", tier="more", when=is_one_for_each_place)
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda both_implementations, name, place: (
+        is_one_for_each_place(both_implementations, name, place)
+        and place == "hot"
+    ),
+)
 @on(
     "workers:2",
     tier="more",
     when=lambda both_implementations, name, place: (
         is_one_for_each_place(both_implementations, name, place)
-        and place in ("auto", "column")
+        and place == "column"
     ),
 )
 @pytest.mark.usefixtures("both_implementations")

@@ -16,7 +16,7 @@ from process_tiers import nightly, on
 from run_in_processes import TESTS, environment
 from tfrs_embed.checkpoint import FitPosition, SaveCallback
 
-pytestmark = [pytest.mark.more, on("keras:3", tier="more")]
+pytestmark = [pytest.mark.more, on("keras:3", tier="nightly")]
 
 #: The kinds of input whose processes are killed in each run of CI.
 BY_DAY = ("shuffled, four steps at once",)
@@ -49,9 +49,21 @@ def check(found, wanted):
         np.testing.assert_array_equal(found[name], values, name)
 
 
+@on(
+    "keras:3",
+    tier="more",
+    when=lambda kind: kind == "a stream",
+)
 @nightly(
     lambda kind, steps: (
-        steps == 14 or kind in ("repeated", "shuffled, four steps at once")
+        steps == 14
+        or kind
+        in (
+            "repeated",
+            "shuffled",
+            "not shuffled",
+            "shuffled, four steps at once",
+        )
     )
 )
 @pytest.mark.parametrize("steps", [5, 14])
@@ -65,6 +77,7 @@ def test_it_goes_on_with_the_next_batch(kind, steps, undisturbed, tmp_path):
     assert (position.epoch, position.step) == (EPOCHS, 0)
 
 
+@on("keras:3", tier="more")
 def test_each_sample_is_seen_once_in_each_epoch(undisturbed):
     seen = undisturbed("shuffled")["seen"]
     steps = -(-SAMPLES // killed_fit.BATCH)
@@ -109,6 +122,7 @@ def test_killed_processes_end_as_if_they_were_not(server, tmp_path):
     check_kills(server, "of unknown length", tmp_path, [11, 7])
 
 
+@on("keras:3", tier="more")
 @nightly(lambda kind: kind not in BY_DAY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_kills(kind, server, tmp_path):
@@ -125,6 +139,7 @@ def test_a_fit_that_has_ended_is_not_repeated(tmp_path):
     assert position.epoch == EPOCHS + 1
 
 
+@on("keras:3", tier="more")
 def test_another_fit_of_the_process_begins_anew(tmp_path):
     model, position, manager = make("shuffled", tmp_path)
     save = SaveCallback(manager, position, every_steps=5)
@@ -136,6 +151,7 @@ def test_another_fit_of_the_process_begins_anew(tmp_path):
         assert position.epoch == 1
 
 
+@on("keras:3", tier="more")
 def test_a_restore_in_the_same_process(undisturbed, tmp_path):
     model, position, manager = make("shuffled", tmp_path)
     save = SaveCallback(manager, position, every_steps=2)
@@ -186,6 +202,7 @@ def random_map():
     return data.map(lambda i, y: (i, y + tf.random.uniform([])))
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -208,6 +225,7 @@ def test_an_input_that_cannot_be_saved_is_an_error(data, words, tmp_path):
     assert position.epoch == 0
 
 
+@on("keras:3", tier="more")
 def test_a_distributed_input_is_an_error(tmp_path):
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         model = keras.Sequential([keras.layers.Dense(1)])
@@ -221,6 +239,7 @@ def test_a_distributed_input_is_an_error(tmp_path):
     assert int(model.optimizer.iterations.numpy()) == 0
 
 
+@on("keras:3", tier="more")
 def test_the_input_of_another_dataset_is_an_error(tmp_path):
     with pytest.raises(Stop):
         train("shuffled", tmp_path, After(5, stop))
@@ -231,6 +250,7 @@ def test_the_input_of_another_dataset_is_an_error(tmp_path):
         train("shuffled", tmp_path, steps_per_epoch=3)
 
 
+@on("keras:3", tier="more")
 @only_keras_3("tf_keras begins at any step")
 def test_other_steps_per_execution_are_an_error(tmp_path, monkeypatch):
     with pytest.raises(Stop):
@@ -249,6 +269,7 @@ def test_other_steps_per_execution(undisturbed, tmp_path, monkeypatch):
     check(result(train("shuffled", tmp_path)[0]), wanted)
 
 
+@on("keras:3", tier="more")
 @only_keras_3("tf_keras restores models that are built later")
 def test_a_model_that_was_not_built_is_an_error(tmp_path):
     with pytest.raises(Stop):
@@ -265,6 +286,7 @@ class Manager:
         self.saved += 1
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("arguments", "saved"),
     [
@@ -284,6 +306,7 @@ def test_when_it_saves(arguments, saved, tmp_path):
     assert manager.saved == saved
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -300,6 +323,7 @@ def test_wrong_arguments(arguments, error, words, tmp_path):
         SaveCallback(**{"manager": manager, **arguments})
 
 
+@on("keras:3", tier="more")
 def test_a_checkpoint_without_a_position(tmp_path):
     model, _, _ = make("shuffled", tmp_path)
     model(tf.constant([1]))
@@ -309,6 +333,7 @@ def test_a_checkpoint_without_a_position(tmp_path):
     assert (position.epoch, position.step) == (0, 0)
 
 
+@on("keras:3", tier="more")
 def test_asynchronous_checkpoints_are_an_error(tmp_path):
     checkpoint = tf.train.Checkpoint(position=FitPosition())
     options = tf.train.CheckpointOptions(
@@ -318,6 +343,7 @@ def test_asynchronous_checkpoints_are_an_error(tmp_path):
         checkpoint.save(f"{tmp_path}/c", options)
 
 
+@on("keras:3", tier="more")
 def test_an_iterator_of_a_custom_loop(tmp_path):
     def begin():
         iterator = iter(killed_fit.dataset("shuffled"))

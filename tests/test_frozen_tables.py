@@ -58,7 +58,7 @@ def changed(before, after):
 
 
 @on("mirrored:2", "workers:2", tier="nightly")
-@on("mirrored:2", tier="more", when=lambda place: place in ("auto", "hot"))
+@on("mirrored:2", tier="more", when=lambda place: place == "hot")
 @on("workers:2", tier="more", when=lambda place: place == "replicated")
 @pytest.mark.parametrize(
     "place", ["auto", "column", "table", "replicated", "hot"]

@@ -105,9 +105,7 @@ def load(layer):
 @on(
     "mirrored:2",
     tier="more",
-    when=lambda place, compiled: (
-        compiled and place in ("row", "column", "replicated", "hot")
-    ),
+    when=lambda place, compiled: compiled and place in ("column", "hot"),
 )
 @on(
     "workers:2",

@@ -414,7 +414,7 @@ def fit(files, folder, stop_after=None, epochs=3):
     return model, history
 
 
-@on("keras:3", tier="more")
+@on("keras:3", tier="nightly")
 def test_a_fit_that_was_stopped_equals_an_undisturbed_one(files, tmp_path):
     wanted, history = fit(files, tmp_path / "whole")
     assert len(history.history["val_loss"]) == 3

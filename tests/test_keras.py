@@ -1607,7 +1607,7 @@ def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
 def test_models_that_are_gone_keep_no_memory():
     ids, labels = np.arange(8) % 4, np.zeros([8, 1], np.float32)
     layers_of, used = [], []
-    for _ in range(8):  # As a tuner does.
+    for _ in range(5):  # As a tuner does.
         keras.backend.clear_session()
         # The table and its slot have 51 MB.
         table = TableConfig("t", 100_000, 64, "zeros")

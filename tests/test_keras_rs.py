@@ -126,6 +126,7 @@ def test_a_layer_made_of_its_configs_is_restored_from_its_config(front, make):
     assert np.any(first) and np.any(second)
 
 
+@nightly(lambda front: front != "Keras 3")
 @BOTH_FRONTS
 def test_a_saved_model_needs_no_keras_rs(front, tmp_path):
     package = KERAS[front]

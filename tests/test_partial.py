@@ -324,7 +324,13 @@ def functional(layer):
     return keras.Model(inputs, keras.layers.Dot(-1)(towers))
 
 
-@on("keras:3", tier="more", when=lambda make_model: make_model is functional)
+@on(
+    "keras:3",
+    tier="more",
+    when=lambda kind, make_model: (
+        kind == "partial" and make_model is functional
+    ),
+)
 @nightly(lambda kind, make_model: kind != "partial" and make_model is Towers)
 @pytest.mark.parametrize("make_model", [Towers, functional])
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@ import pytest
 
 from faults.kills import MODULES, WITHIN_S, Kill, Killer, draw
 from forked_scripts import ForkServer
-from nightly_flag import ALL
 from run_in_processes import environment
 
 pytestmark = [pytest.mark.more, pytest.mark.xdist_group("random kills")]
@@ -25,7 +24,9 @@ def check(killer, kill):
     assert outcome.seconds < WITHIN_S
 
 
-@pytest.mark.parametrize("number", range(36 if ALL else 1))
+# By day test_faults.py kills a worker of such a job.
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", range(36))
 def test_the_others_end_and_the_job_goes_on(killer, number):
     check(killer, draw(number, SEED))
 

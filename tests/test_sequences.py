@@ -12,6 +12,7 @@ import tf_keras as keras
 
 import movielens_files
 from documentation import ROOT
+from process_tiers import nightly
 from run_in_processes import environment
 
 pytestmark = pytest.mark.tools
@@ -325,6 +326,8 @@ def test_what_was_rated_is_not_recommended(data, make_model):
 # The program.
 
 
+# CI trains it on one device, with `make sequences`.
+@nightly(lambda strategy: strategy == "none")
 @pytest.mark.parametrize("strategy", ["none", "mirrored:2"])
 def test_the_program_trains_and_exports(tmp_path, strategy):
     movielens_files.write(tmp_path)

@@ -380,7 +380,8 @@ def test_deltas(tmp_path, background, monkeypatch):
     check_chain(one, "spill", tmp_path, [(one, "spill")], background)
 
 
-@on("mirrored:2", "workers:2", tier="more")
+@on("mirrored:2", tier="nightly")
+@on("workers:2", tier="more")
 def test_on_replicas(strategy):
     """Each shard spills; exports and checkpoints have all keys."""
     with strategy.scope():

@@ -70,6 +70,8 @@ def run_and_kill(process, days, after_s):
     return results(lines)
 
 
+# By day test_week_of_events.py kills such a job.
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_and_ends_the_same(data, tmp_path):
     # Beside the others, which mostly wait for TensorFlow to be imported.
     whole = start(data, tmp_path / "whole")

@@ -267,8 +267,8 @@ def is_first_of(*engines):
 STEPS = on(
     "mirrored:2", when=is_first_of("sharded", "dynamic_sharded", "hot_rows")
 )
-# Others find little there that one device's tests and STEPS don't.
-OTHERS = on("mirrored:2", tier="more", when=of_any_world)
+# Others find little there that one device's tests, STEPS and two workers don't.
+OTHERS = on("mirrored:2", tier="nightly")
 
 
 @pytest.fixture
@@ -305,6 +305,11 @@ def case(request):
     ],
 )
 @OTHERS
+@on(
+    "mirrored:2",
+    tier="more",
+    when=of_any_world,
+)
 def test_lookup(case, strategy):
     layer, reference = case.build(strategy)
     look_up = trainer(strategy, layer, training=False, mode=case.mode)
@@ -401,8 +406,10 @@ def test_lookup(case, strategy):
         *nightly(Case("distributed_columns", kinds=FEW, steps=3)),
         *nightly(Case("hot_rows", kinds=FEW, steps=3, dtype="bfloat16")),
         Case("columns_and_copies", kinds=FEW, steps=3, dtype="bfloat16"),
-        *map(uneven, ("sharded", "two_stages", "hot_rows_two_stages")),
-        *nightly(*map(uneven, ("columns_and_copies", "hot_rows"))),
+        *map(uneven, ("sharded", "hot_rows_two_stages")),
+        *nightly(
+            *map(uneven, ("two_stages", "columns_and_copies", "hot_rows"))
+        ),
     ],
     tpu=[
         Case("sparse", kinds=KINDS_OF_OTHERS),
@@ -414,6 +421,15 @@ def test_lookup(case, strategy):
 )
 @STEPS
 @OTHERS
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda case: (
+        of_any_world(case)
+        and case.optimizer != "row_wise_adam_max_norm"
+        and case.engine not in ("columns", "sharded_files")
+    ),
+)
 @on(
     "keras:3",
     when=lambda case: (
@@ -470,7 +486,7 @@ def test_training(case, strategy):
     "mirrored:2",
     tier="more",
     when=lambda case: (
-        of_any_world(case) and case.engine not in ("dynamic_sharded", "columns")
+        of_any_world(case) and case.engine in ("columns_and_copies", "hot_rows")
     ),
 )
 @on(
@@ -566,6 +582,11 @@ def test_gradients_of_keras_tables(case, strategy):
     ],
 )
 @OTHERS
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda case: of_any_world(case) and case.engine != "sharded",
+)
 @on("keras:3", tier="more", when=lambda case: case.engine == "distributed")
 def test_gradients_of_weights(case, strategy):
     layer, reference = case.build(strategy)
@@ -613,6 +634,11 @@ def test_gradients_of_weights(case, strategy):
 )
 @on("mirrored:2", when=is_first_of("sharded", "columns"))
 @OTHERS
+@on(
+    "mirrored:2",
+    tier="more",
+    when=is_first_of("hot_rows"),
+)
 def test_invalid_ids_count_as_absent(case, strategy):
     layer, reference = case.build(strategy, invalid_ids="zero")
     case.train(strategy, layer, reference)
@@ -644,6 +670,11 @@ def test_invalid_ids_count_as_absent(case, strategy):
 )
 @on("mirrored:2", when=is_first_of("distributed_both", "hot_rows"))
 @OTHERS
+@on(
+    "mirrored:2",
+    tier="more",
+    when=is_first_of("columns"),
+)
 def test_a_bad_id_of_one_replica_changes_nothing(case, strategy):
     layer, reference = case.build(strategy)
     step = trainer(strategy, layer)

@@ -154,7 +154,6 @@ def test_another_gradient_updates_nothing(strategy):
 
 
 @on("tpu:2x4")
-@on("mirrored:2", tier="more")
 def test_an_unused_gradient_updates(strategy):
     layer, program = make_program(strategy)
 

@@ -60,8 +60,7 @@ def train(strategy, layer, batches):
     "mirrored:2",
     tier="more",
     when=lambda kind, form: (
-        form == ("strings" if kind in ("add", "multiplex") else "combined")
-        and not kind.endswith("concat")
+        (kind, form) in (("add", "strings"), ("prefixes", "combined"))
     ),
 )
 @on(

@@ -114,7 +114,6 @@ def assert_copies_are_the_rows(layer, tables=tuple(HOT)):
                 )
 
 
-@on("mirrored:2", tier="more", when=lambda dtype: dtype == "bfloat16")
 @on("workers:2", tier="more", when=lambda dtype: dtype == "bfloat16")
 @pytest.mark.parametrize(
     ("seed", "dtype"), [(None, "float32"), (1, "bfloat16")]
@@ -229,7 +228,6 @@ def test_a_layer_is_made_again_and_saved(strategy):
     np.testing.assert_allclose(found, rows, rtol=1e-6)
 
 
-@on("mirrored:2", tier="more")
 def test_many_tables_are_built_and_read_without_warnings(strategy, caplog):
     def table(number, placement):
         rows = {"hot_rows": (1, 5)} if placement == "row" else {}

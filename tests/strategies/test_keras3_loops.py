@@ -13,10 +13,7 @@ from strategies.replicas import of_chief
 from tfrs_embed import FeatureConfig, TableConfig
 from training_helpers import tables_of
 
-pytestmark = [
-    on("keras:3 mirrored:2", tier="more"),
-    on("keras:3 workers:2", tier="nightly"),
-]
+pytestmark = on("keras:3 mirrored:2", "keras:3 workers:2", tier="nightly")
 
 # The last batch of 8 has one sample, so that a replica has none.
 SAMPLES, BATCH = 17, 8
@@ -97,6 +94,7 @@ def unknown(batches):
 
 # Of 17 samples, one is left for the last batch, or dropped.
 @on("keras:3 workers:2", tier="more", when=lambda steps: steps == 1)
+@on("keras:3 mirrored:2", tier="more", when=lambda steps: steps == 2)
 @pytest.mark.parametrize("steps", [1, 2], ids=["steps", "executions"])
 def test_fit_equals_one_device(strategy, steps):
     if steps == 1:
@@ -125,6 +123,7 @@ def test_fit_equals_one_device(strategy, steps):
     assert ours == pytest.approx(theirs, abs=1e-6)
 
 
+@on("keras:3 mirrored:2", tier="more")
 @pytest.mark.parametrize("known", [True, False])
 def test_uneven_batches_and_scalar_losses_are_those_of_one_device(
     strategy, known
@@ -171,6 +170,7 @@ def test_uneven_batches_and_scalar_losses_are_those_of_one_device(
     assert_equal(found, expected, {"loss": [mean]}, fit.history)
 
 
+@on("keras:3 mirrored:2", tier="more")
 def test_callbacks_act_as_on_one_device(strategy):
     def callbacks():
         return [
@@ -194,6 +194,7 @@ def test_callbacks_act_as_on_one_device(strategy):
     assert_equal(found, expected, alone.history, fit.history)
 
 
+@on("keras:3 mirrored:2", tier="more")
 def test_a_callback_may_evaluate(strategy):
     seen = []
 
@@ -322,6 +323,7 @@ def _errors(strategy):
         yield (model, data()), arguments, RuntimeError, text
 
 
+@on("keras:3 mirrored:2", tier="more")
 def test_errors_come_before_anything_is_trained(strategy):
     for arguments, more, error, text in _errors(strategy):
         model = arguments[0]
@@ -354,6 +356,7 @@ def test_keras_own_fit_says_what_to_call(strategy):
     assert len(model.predict(whole, verbose=0)) >= BATCH
 
 
+@on("keras:3 mirrored:2", tier="more")
 def test_keras_exports_the_rows_of_all_replicas(strategy, tmp_path):
     with strategy.scope():
         layer = layer_of_one_table("sgd", 50, 4)

@@ -74,7 +74,7 @@ def evicts_by_kernels(both_implementations, spills):
     return with_kernels(both_implementations) and not spills
 
 
-@on("mirrored:2", "workers:2", tier="more", when=evicts_by_kernels)
+@on("workers:2", tier="more", when=evicts_by_kernels)
 @on("mirrored:2", "mirrored:4", "workers:2", "workers:3", tier="nightly")
 @pytest.mark.parametrize("spills", [False, True])
 @pytest.mark.usefixtures("both_implementations")
@@ -115,7 +115,8 @@ def test_texts_of_all_replicas_keys(strategy, tmp_path, spills):
     assert back.tables["items"].statistics()["text"]["unknown"] == 0
 
 
-@on("mirrored:2", "workers:2", tier="more")
+@on("mirrored:2", tier="nightly")
+@on("workers:2", tier="more")
 def test_texts_in_fit(strategy):
     layer = make_spread(strategy, rows=60)
     with strategy.scope():
@@ -162,7 +163,8 @@ def test_unknown_texts_are_learned_from_any_replica(strategy, tmp_path):
     assert table.statistics()["text"]["unknown"] == 10 * world
 
 
-@on("mirrored:2", "workers:2", tier="more")
+@on("mirrored:2", tier="nightly")
+@on("workers:2", tier="more")
 def test_files_have_the_texts_of_all_replicas_keys(strategy, tmp_path):
     world, rng = strategy.num_replicas_in_sync, np.random.default_rng(1)
     shared = of_chief(strategy, tmp_path)

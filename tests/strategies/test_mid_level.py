@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_replication
 
 import tfrs_embed
-from process_tiers import on
+from process_tiers import nightly, on
 from training_helpers import sparse_core_config
 
 pytestmark = on("tpu:2x4", tier="more")
@@ -96,6 +96,7 @@ def assert_activations(strategy, found, expected):
 
 
 @CLASSES
+@nightly(lambda tables: tables == "a")
 @pytest.mark.parametrize("tables", ["a", "aa", "ab"])
 @pytest.mark.parametrize("apart", [False, True], ids=["call", "enqueue"])
 def test_lookups(strategy, cls, tables, apart):
@@ -201,6 +202,7 @@ def test_a_loop_whose_ids_are_enqueued_by_another_function(strategy, cls):
 
 
 @CLASSES
+@nightly(lambda weighted: not weighted)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_sparse_and_a_ragged_feature(strategy, cls, weighted):
     """The last sample of both is empty; one of them has weights."""

@@ -229,7 +229,7 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-@on("mirrored:4", tier="more")
+@on("mirrored:4", tier="nightly")
 @nightly(lambda kernel: not kernel)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
 def test_training(strategy, monkeypatch, kernel):
@@ -309,6 +309,7 @@ def test_initial_values_without_a_seed_are_equal(strategy):
     assert layer.embedding_tables["y"].numpy().std() > 0
 
 
+@nightly(lambda kind: kind == "mirrored")
 @pytest.mark.parametrize("kind", ["mirrored", "combined"])
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)

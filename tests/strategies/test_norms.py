@@ -15,7 +15,7 @@ from conformance.harness import assert_tables, build, train, trainer
 from process_tiers import on
 from tfrs_embed.optimizers import Regularized
 
-pytestmark = [on("mirrored:2", tier="more"), on("workers:2", tier="nightly")]
+pytestmark = on("mirrored:2", "workers:2", tier="nightly")
 
 tpu = tf.tpu.experimental.embedding
 
@@ -50,6 +50,11 @@ def tables():
     tier="more",
     when=lambda engine: engine == "distributed_mirrored",
 )
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda engine: engine in ("hot_rows", "columns"),
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_global_norm_is_of_the_rows_of_all_replicas(engine, strategy):
     with strategy.scope():
@@ -59,6 +64,7 @@ def test_a_global_norm_is_of_the_rows_of_all_replicas(engine, strategy):
     assert_tables(layer, reference)
 
 
+@on("mirrored:2", tier="more")
 def test_a_global_norm_over_two_placements_is_an_error_that_names_both(
     strategy,
 ):
@@ -76,6 +82,7 @@ def test_a_global_norm_over_two_placements_is_an_error_that_names_both(
         assert part in str(e.value)
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize("option", ["row_clipnorm", "max_norm"])
 def test_a_rows_norm_of_a_table_that_is_cut_is_an_error(strategy, option):
     table = tfrs_embed.TableConfig("t", 20, 16, placement="column")

@@ -15,7 +15,7 @@ from strategies.replicas import distribute
 from traffic_of_ids import FeatureIds, exchange_of_ids
 from training_helpers import differentiate
 
-pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]
+pytestmark = on("mirrored:2", "mirrored:4", tier="nightly")
 
 TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
 BATCH = 12
@@ -92,6 +92,7 @@ def draw(rng, name):
     tier="more",
     when=lambda name, dtype: (name, dtype) == ("mixed", "bfloat16"),
 )
+@on("mirrored:2", tier="more", when=lambda name: name in ("tables", "hot rows"))
 @nightly(
     lambda name, dtype: (
         (name, dtype) in (("mixed", "float32"), ("rows", "bfloat16"))
@@ -142,6 +143,7 @@ def test_predicted_bytes_are_those_that_are_counted(strategy, name, dtype):
         assert traffic.collectives == collectives == plan.collectives
 
 
+@on("mirrored:2", tier="more")
 def test_tables_are_on_the_ranks_of_the_plan(strategy):
     plan = plan_for(strategy, PLACES["mixed"])
     with strategy.scope():
@@ -164,6 +166,7 @@ def test_tables_are_on_the_ranks_of_the_plan(strategy):
     assert again._arguments.plan == plan
 
 
+@on("mirrored:2", tier="more")
 def test_a_plan_of_a_cluster_is_for_one_replica_too(strategy):
     plan = plan_for(strategy, PLACES["mixed"], communication_dtype="bfloat16")
     layer = tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
@@ -171,6 +174,7 @@ def test_a_plan_of_a_cluster_is_for_one_replica_too(strategy):
     assert {t.engine for t in layer.placement.tables} == {"Keras"}
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -188,6 +192,7 @@ def test_plans_of_other_tables_are_refused(strategy, change, message):
         tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
 
 
+@on("mirrored:2", tier="more")
 def test_a_layer_that_differs_from_its_plan_says_so(strategy):
     plan = plan_for(strategy, PLACES["rows"])
 
@@ -232,6 +237,7 @@ def test_a_layer_that_differs_from_its_plan_says_so(strategy):
         assert {t.engine for t in layer.placement.tables} == {"row"}
 
 
+@on("mirrored:2", tier="more")
 def test_a_plan_of_other_replicas_is_refused(strategy):
     plan = tfrs_embed.plan(features(), 1, replicas=7, batch_size=4)
     with (

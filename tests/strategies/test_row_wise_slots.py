@@ -17,7 +17,7 @@ from strategies.replicas import distribute, of_chief
 from tfrs_embed.optimizers import RowWiseAdagrad, RowWiseAdam
 from training_helpers import assert_same, differentiate, state
 
-pytestmark = on("mirrored:2", tier="more")
+pytestmark = on("mirrored:2", tier="nightly")
 
 ROWS, DIM = 37, 16
 PLACES = ("row", "table", "replicated", "keys")
@@ -83,6 +83,7 @@ def trainer(strategy, layer):
     return train
 
 
+@on("mirrored:2", tier="more", when=lambda make: make is make_hashed)
 @on("workers:3", tier="more", when=lambda make: make is make_partial)
 @on("workers:3", tier="nightly")
 @pytest.mark.parametrize("make", [make_partial, make_hashed])
@@ -145,6 +146,7 @@ def test_a_checkpoint_has_slots_of_both_shapes(strategy, tmp_path):
     assert_same(state(again), state(layer))
 
 
+@on("mirrored:2", tier="more")
 def test_another_rules_slots_are_an_error_that_names_both_shapes(
     strategy, tmp_path
 ):
@@ -163,6 +165,7 @@ def test_another_rules_slots_are_an_error_that_names_both_shapes(
         assert_same(state(layer), before)
 
 
+@on("mirrored:2", tier="more")
 def test_columns_are_an_error_that_says_what_else(strategy):
     with pytest.raises(ValueError, match=r"Table 'column': .* 2 slices") as e:
         make_partial(strategy, ["column"])

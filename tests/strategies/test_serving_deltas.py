@@ -21,7 +21,6 @@ PLACEMENTS = {
 
 @pytest.mark.parametrize("rows", ["float32", "float16", "int8", "int4"])
 @on("mirrored:2", "workers:2", tier="nightly")
-@on("mirrored:2", tier="more", when=lambda rows: rows == "int8")
 @on("workers:2", tier="more", when=lambda rows: rows == "float16")
 def test_base_and_deltas_equal_an_export(strategy, tmp_path, rows, monkeypatch):
     monkeypatch.setattr(bundle, "BLOCK_BYTES", 640)  # Ten rows of 16.

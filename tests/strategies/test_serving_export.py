@@ -134,7 +134,7 @@ def test_partial_embedding(strategy, path):
             model.export(f"{folder}/exported")
 
 
-@on("mirrored:2", tier="more")
+@on("mirrored:2", tier="nightly")
 def test_distributed_embedding(strategy, path):
     model, layer = trained(strategy, tfrs_embed.DistributedEmbedding)
     export(model, path)

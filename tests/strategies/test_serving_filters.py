@@ -18,7 +18,7 @@ ASKED = np.arange(120)
 @pytest.mark.parametrize("eviction", ["lfu", None])
 @on("mirrored:2", "workers:2", tier="nightly")
 @on(
-    *("mirrored:2", "workers:2"),
+    "workers:2",
     tier="more",
     when=lambda eviction, limits: eviction and "max_keys" in limits,
 )

@@ -35,7 +35,7 @@ from training_helpers import (
     state,
 )
 
-pytestmark = [on("mirrored:2", tier="more"), on("workers:3", tier="nightly")]
+pytestmark = on("mirrored:2", "workers:3", tier="nightly")
 
 
 def workers(strategy):
@@ -201,6 +201,7 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
     assert layer.load == 1.0
 
 
+@on("mirrored:2", tier="more")
 def test_key_out_of_range_is_an_error_on_all_replicas(strategy):
     world = strategy.num_replicas_in_sync
     layer = make_layer(strategy, False, 5, "adagrad", key_dtype="uint64")
@@ -218,6 +219,7 @@ def test_key_out_of_range_is_an_error_on_all_replicas(strategy):
     assert_same(state(layer), before)
 
 
+@on("mirrored:2", tier="more")
 def test_layers_share_nothing(strategy):
     world = strategy.num_replicas_in_sync
     layers = [make_layer(strategy) for _ in range(2)]
@@ -254,6 +256,7 @@ def test_layers_share_nothing(strategy):
         )
 
 
+@on("mirrored:2", tier="more")
 def test_keras_loops_and_saving(strategy):
     world = strategy.num_replicas_in_sync
     rng = np.random.default_rng(3)
@@ -310,6 +313,7 @@ def test_keras_loops_and_saving(strategy):
     assert_trained_alike(state(again), state(layer))
 
 
+@on("mirrored:2", tier="more")
 def test_each_replica_has_room_for_the_keys_that_key_modulo_gives_it(strategy):
     world = strategy.num_replicas_in_sync
     layer = make_layer(strategy, capacity=3, optimizer="sgd")
@@ -322,6 +326,7 @@ def test_each_replica_has_room_for_the_keys_that_key_modulo_gives_it(strategy):
     assert layer.load == 1.0
 
 
+@on("mirrored:2", tier="more", when=lambda hashed: hashed)
 @BOTH
 def test_checkpoints_of_other_worlds(strategy, hashed):
     world = strategy.num_replicas_in_sync

@@ -101,11 +101,6 @@ def test_tables_are_set_on_all_replicas(strategy):
         np.testing.assert_array_equal(value, values[name])
 
 
-@on(
-    "mirrored:2",
-    tier="more",
-    when=lambda other: other is tfrs_embed.DistributedEmbedding,
-)
 @pytest.mark.parametrize(
     "other", [tfrs_embed.DistributedEmbedding, tfrs_embed.PartialTPUEmbedding]
 )
@@ -186,7 +181,7 @@ def test_batches_are_divided_by_keras(strategy):
     assert np.isfinite(model.evaluate(batches, verbose=0))
 
 
-@on("mirrored:2", tier="more")
+@on("mirrored:2", tier="more", when=lambda small: not small)
 @pytest.mark.parametrize("small", [True, False])
 def test_a_call_with_a_part_of_the_features_trains_their_tables(
     strategy, small

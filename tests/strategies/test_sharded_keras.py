@@ -22,7 +22,7 @@ from strategies.keras_models import (
 )
 from training_helpers import tables_of
 
-pytestmark = on("mirrored:2", "workers:2", tier="more")
+pytestmark = on("mirrored:2", "workers:2", tier="nightly")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,7 @@ def test_fit_equals_one_device(
     assert layer.step.numpy() == 8
 
 
+@on("workers:2", tier="more")
 def test_evaluate_and_predict(strategy, steps):
     with strategy.scope():
         model, _ = make_model()
@@ -102,6 +103,7 @@ def test_evaluate_and_predict(strategy, steps):
     )
 
 
+@on("mirrored:2", "workers:2", tier="more")
 def test_initial_values_are_those_of_one_device(strategy):
     with strategy.scope():
         _, layer = make_model()
@@ -109,6 +111,7 @@ def test_initial_values_are_those_of_one_device(strategy):
     assert_equal_tables(layer, expected, rtol=0, atol=0)
 
 
+@on("workers:2", tier="more")
 def test_weights_can_be_read_and_set(strategy, steps):
     with strategy.scope():
         model, layer = make_model()
@@ -157,6 +160,7 @@ def test_mixed_float16(strategy, steps, alone, scaled):
     assert_equal_tables(layer, expected, rtol=0.05, atol=0.02)
 
 
+@on("workers:2", tier="more")
 def test_an_overflow_on_one_replica_skips_the_step_on_all(strategy):
     with strategy.scope():
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
@@ -191,6 +195,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(strategy):
     assert float(optimizer.loss_scale) == 4.0
 
 
+@on("workers:2", tier="more")
 def test_a_model_built_by_its_first_step(strategy, steps, alone):
     class Model(tf_keras.Model):
         def __init__(self):

@@ -10,7 +10,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
-from process_tiers import nightly, on
+from process_tiers import on
 from strategies.keras_models import (
     PER_REPLICA,
     assert_equal_tables,
@@ -80,8 +80,6 @@ class Rating(tfrs.Model):
         return self.task(labels, self.dense(vectors["user"] * vectors["item"]))
 
 
-@on("mirrored:2", tier="more")
-@nightly(lambda kind: kind is Rating)
 @pytest.mark.parametrize("kind", [TwoTower, Rating])
 def test_tfrs_tasks_learn(strategy, kind):
     number = 4 * PER_REPLICA * strategy.num_replicas_in_sync
@@ -105,7 +103,6 @@ def folder(strategy, name):
     return os.path.join(tempfile.mkdtemp(), name)
 
 
-@on("mirrored:2", tier="more", when=lambda form: form == "weights")
 @pytest.mark.parametrize("form", ["weights", "weights.h5", "keras", "h5"])
 def test_saved_weights_are_whole_tables(strategy, form):
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
@@ -200,7 +197,6 @@ def test_early_stopping_restores_the_tables(strategy):
     assert not np.array_equal(tables[0], before)
 
 
-@on("mirrored:2", tier="more")
 def test_saved_model(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("its shards are in several processes")

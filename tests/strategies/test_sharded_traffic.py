@@ -16,8 +16,7 @@ from traffic_of_ids import FeatureIds, expected_traffic
 from training_helpers import differentiate
 
 pytestmark = [
-    on("mirrored:2", tier="more"),
-    on("mirrored:4", "workers:3", tier="nightly"),
+    on("mirrored:2", "mirrored:4", "workers:3", tier="nightly"),
 ]
 
 ROWS, DIM = 1000, 4
@@ -94,6 +93,7 @@ def test_bytes_are_those_of_the_formula(strategy, tables):
         )
 
 
+@on("mirrored:2", tier="more")
 def test_collectives_do_not_grow_with_the_number_of_tables(strategy):
     found = {
         tables: train_once(strategy, tables, draw(strategy, tables, 3))
@@ -147,6 +147,11 @@ def feature_ids(rng, table, size, weighted, bags):
     "mirrored:4",
     tier="more",
     when=lambda name, dtype: (name, dtype) == ("rows_of_all", "float32"),
+)
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda name, dtype: dtype == "float16" or name == "two_widths",
 )
 @nightly(
     lambda name: (
@@ -249,6 +254,7 @@ def test_a_steps_graph_has_the_collectives_of_the_formula(
         assert counted == [sum(found.values()) // here] * here
 
 
+@on("mirrored:2", tier="more")
 def test_a_further_table_of_a_width_takes_few_operations(
     strategy, needs_kernels
 ):
@@ -276,6 +282,7 @@ def ancestors(operation):
     return found
 
 
+@on("mirrored:2", tier="more")
 def test_gradients_are_sent_while_the_dense_backward_pass_goes_on(strategy):
     table = tfrs_embed.TableConfig("t", ROWS, DIM, placement="row")
     with strategy.scope():
@@ -309,6 +316,7 @@ def test_gradients_are_sent_while_the_dense_backward_pass_goes_on(strategy):
     assert not any(gradients & ancestors(o) for o in products)
 
 
+@on("mirrored:2", tier="more")
 def test_capacities_are_few_and_close():
     capacities = {}
     for count in (*range(1, 200), *range(200, 20_000, 97)):

@@ -46,7 +46,8 @@ def rows_of(layer, name):
     "mirrored:2",
     tier="more",
     when=lambda place, dtype, bag: (
-        bag == 6 and (dtype == "bfloat16" or place == "row")
+        (place, dtype, bag)
+        in (("row", "float16", 6), ("column", "bfloat16", 6))
     ),
 )
 @on(

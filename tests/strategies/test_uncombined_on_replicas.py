@@ -11,7 +11,11 @@ from strategies.replicas import distribute, of_chief
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
 from training_helpers import assert_unchanged, differentiate, state, tables_of
 
-pytestmark = on("mirrored:2", "workers:2", tier="more")
+pytestmark = [
+    on("mirrored:2", "workers:2", tier="nightly"),
+    on("mirrored:2", tier="more", when=lambda place: place == "column"),
+    on("workers:2", tier="more", when=lambda place: place == "row"),
+]
 
 PLACES = pytest.mark.parametrize("place", ["row", "column", "replicated"])
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from process_tiers import nightly, on
+from process_tiers import on
 from strategies.replicas import distribute, local
 from tfrs_embed.distribution import row_exchange
 from training_helpers import differentiate
@@ -219,8 +219,6 @@ def test_what_is_not_finite_is_not_hidden(strategy, dtype):
         assert np.isfinite(row[3]) == (dtype == "bfloat16"), name
 
 
-@on("mirrored:2", tier="more", when=lambda kind: kind == "dynamic")
-@nightly(lambda kind: kind == "hashed")
 @pytest.mark.parametrize("kind", ["hashed", "rows", "dynamic"])
 def test_layers_of_keys(strategy, kind):
     """Rows are within 2^-8, sums of gradients within 2^-8 of their terms."""

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tensorflow_host
+from process_tiers import nightly
 from tfrs_embed.sparsecore import Topology, compute_limits
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
@@ -139,6 +140,7 @@ def random_features(rng, cores):
     ]
 
 
+@nightly(lambda seed: seed > 0)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_whole_chips_give_the_kernels_bits(topology, seed):
