@@ -52,8 +52,9 @@ INTRODUCTIONS = {
         "16, ids drawn from a power law over the cardinalities of Criteo's "
         "columns and hashed; 13 numerical features through an MLP of 512, 256, "
         "64 and 16 with batch normalization; its output beside the activations "
-        "through one of 512, 256 and 1. One optimizer trains all. Batches are "
-        "made before; [files](input.md) has it with reading, beside published "
+        "through one of 512, 256 and 1, of which DeepRec's program makes the "
+        "512, but does not use it. One optimizer trains all. Batches are made "
+        "before; [files](input.md) has it with reading, beside published "
         "figures.",
     ),
     "full": (
