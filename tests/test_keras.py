@@ -1609,8 +1609,9 @@ def test_models_that_are_gone_keep_no_memory():
     layers_of, used = [], []
     for _ in range(5):  # As a tuner does.
         keras.backend.clear_session()
-        # The table and its slot have 51 MB.
-        table = TableConfig("t", 100_000, 64, "zeros")
+        # The table and its slot have 205 MB: a process that ran other tests
+        # varies by 30.
+        table = TableConfig("t", 400_000, 64, "zeros")
         layer = layers.PartialTPUEmbedding(
             FeatureConfig("t", table), "adagrad", size_threshold=0
         )
@@ -1624,7 +1625,7 @@ def test_models_that_are_gone_keep_no_memory():
         with open("/proc/self/statm") as file:
             used.append(int(file.read().split()[1]) * resource.getpagesize())
     assert not any(layer() for layer in layers_of)
-    assert used[-1] < used[2] + 30e6
+    assert used[-1] < used[2] + 100e6
 
 
 @on("keras:3", tier="more")
