@@ -929,19 +929,20 @@ def test_a_schedule_advances_once_a_step_however_many_tables_it_serves():
     optimizer = new.SGD(
         schedules.PiecewiseConstantDecay([0, 1], [4.0, 2.0, 1.0])
     )
+    # More than are updated together.
     tables = [
-        tfrs_embed.TableConfig(name, 1, 1, initializer="zeros")
-        for name in ("a", "b")
+        tfrs_embed.TableConfig(f"t{i}", 1, 1, initializer="zeros")
+        for i in range(34)
     ]
     layer = layers.PartialTPUEmbedding(
         [tfrs_embed.FeatureConfig("f", t) for t in (*tables, *tables)],
         optimizer,
         size_threshold=0,
     )
-    ids = [tf.constant([0])] * 4
+    ids = [tf.constant([0])] * 68
     total = 0.0
     for rate in (4.0, 2.0, 1.0):
-        train(layer, ids, [tf.ones([1, 1])] * 4)
+        train(layer, ids, [tf.ones([1, 1])] * 68)
         total -= 2 * rate  # Two features a table.
         for table in layer.embedding_tables.values():
             assert table.numpy().item() == total

@@ -34,9 +34,26 @@ def prepare(case, form):
 
     def convert_all(batch):
         inputs = [convert(ids) for ids in batch]
-        return tf.stack(inputs) if case.stacked else inputs
+        if not case.stacked:
+            return inputs
+        if not isinstance(inputs[0], tf.RaggedTensor):
+            return tf.stack(inputs)
+        return (
+            tf.stack([i.values for i in inputs]),
+            tf.stack([i.row_splits for i in inputs]),
+        )
 
     return convert_all
+
+
+def unstack(inputs):
+    """Makes each feature's ids of a stacked case's inputs."""
+    if isinstance(inputs, tf.Tensor):
+        return tf.unstack(inputs)
+    return [
+        tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        for values, splits in zip(*map(tf.unstack, inputs), strict=True)
+    ]
 
 
 def sum_bags(activations):
@@ -121,7 +138,7 @@ def make_runner(
     tensors = [v if isinstance(v, tf.Variable) else v.value for v in variables]
     if case.kind != "forward" and hasattr(optimizer, "build"):
         optimizer.build(variables)
-    unpack = tf.unstack if case.stacked else list
+    unpack = unstack if case.stacked else list
 
     @tf.function(jit_compile=xla)
     def step(inputs):

@@ -176,23 +176,31 @@ class Checks:
         return self.guard_with(tensors)[0]
 
     def guard_with(
-        self, tensors: Sequence[tf.Tensor], early: EarlyLookup | None = None
+        self,
+        tensors: Sequence[tf.Tensor],
+        early: EarlyLookup | None = None,
+        dtypes: Sequence[tf.DType] = (),
     ) -> tuple[list[tf.Tensor], Any]:
         """Guards tensors, and the tensors of `early` after them.
 
-        Also returns the largest of all replicas' sizes of `early`; None without
+        The first tensors are cast to the dtypes once the conditions hold. Also
+        returns the largest of all replicas' sizes of `early`; None without
         a consensus.
         """
         self._join()
         tensors = [*tensors, *(early.tensors if early else [])]
+        dtypes = [*dtypes, *(t.dtype for t in tensors[len(dtypes) :])]
         if not self._checks and self.consensus is None:
-            return tensors, None
+            return [
+                t if t.dtype == dtype else tf.cast(t, dtype)
+                for t, dtype in zip(tensors, dtypes, strict=True)
+            ], None
         # Vectors of one dtype go through the branch as one: hundreds of inputs
         # and outputs would take most of the tracing time.
-        vectors: dict[tf.DType, list[int]] = {}
+        vectors: dict[Any, list[int]] = {}
         for i, tensor in enumerate(tensors):
             if tensor.shape.rank == 1:
-                vectors.setdefault(tensor.dtype, []).append(i)
+                vectors.setdefault((tensor.dtype, dtypes[i]), []).append(i)
         groups = [places for places in vectors.values() if len(places) > 2]
         joined = {i for places in groups for i in places}
         groups += [[i] for i in range(len(tensors)) if i not in joined]
@@ -200,7 +208,8 @@ class Checks:
             [concat([tensors[i] for i in places]) for places in groups], early
         )
         found: dict[int, tf.Tensor] = {}
-        for places, whole in zip(groups, guarded, strict=True):
+        for places, each in zip(groups, guarded, strict=True):
+            whole = tf.cast(each, dtypes[places[0]])
             parts = [whole]
             if len(places) > 1:
                 parts = split(whole, [tensors[i] for i in places])

@@ -130,10 +130,8 @@ def _group(
         even, splits = False, None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
-    compiled = backend.operations(None, training=True).compiled
-    if ids.dtype != tf.int64 or not compiled:
-        # TensorFlow's operations are faster on int32.
-        ids = tf.cast(ids, id_dtype(table))
+    if ids.dtype != lookup_dtype(parsed):
+        ids = tf.cast(ids, lookup_dtype(parsed))
     # One id of weight 1: every combiner gives the row itself. A weight
     # multiplies the row of an id that isn't combined.
     alone = weights is None or not parsed.combined
@@ -160,6 +158,15 @@ def _group(
         splits,
         parsed.all_valid,
     )
+
+
+def lookup_dtype(parsed: ParsedIds) -> tf.DType:
+    """Returns the dtype of the ids that operations take, int32 or int64."""
+    compiled = backend.operations(None, training=True).compiled
+    if parsed.ids.dtype == tf.int64 and compiled:
+        return tf.int64
+    # TensorFlow's operations are faster on int32.
+    return id_dtype(parsed.feature.table)
 
 
 class Layouts:

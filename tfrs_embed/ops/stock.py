@@ -41,8 +41,8 @@ class Stock:
 
     fill: Callable[..., tf.Tensor] = staticmethod(tf.fill)
     require = staticmethod(id_range.require)
-    # Returns which ids are in their tables, for each id or feature.
-    inside = staticmethod(id_range.RangeCheck.valid)
+    # Returns whether ids are in their tables, for all features or for each.
+    inside = staticmethod(id_range.RangeCheck.all_valid)
     lookup = staticmethod(lookups.lookup)
     lookup_stored = staticmethod(lookups.lookup_stored)
     combine = staticmethod(lookups.combine_all)

@@ -16,6 +16,9 @@ from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
 from tfrs_embed.optimizers.rules import Slots, UpdateRule
 
 PARAMETERS = "parameters"
+# Tables that are updated together. In larger groups tf.unique, on one thread,
+# keeps the other threads waiting, and its hash table leaves the caches.
+_TOGETHER = 32
 
 
 class GradientContributions(NamedTuple):
@@ -124,7 +127,11 @@ def alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
         # rows needs their number.
         alone = table_update.contributions.single or rows is None
         groups.setdefault((number,) if alone else key, []).append(table_update)
-    return list(groups.values())
+    return [
+        group[start : start + _TOGETHER]
+        for group in groups.values()
+        for start in range(0, len(group), _TOGETHER)
+    ]
 
 
 def update_together(

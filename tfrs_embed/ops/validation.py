@@ -12,7 +12,7 @@ from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds, of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition, EarlyLookup
-from tfrs_embed.ops.grouping import Layouts, group
+from tfrs_embed.ops.grouping import Layouts, group, lookup_dtype
 from tfrs_embed.ops.id_range import RangeCheck
 from tfrs_embed.ops.parsed_ids import ParsedIds
 
@@ -49,7 +49,7 @@ class UncheckedIds:
 
     def agree(self, early: EarlyLookup | None) -> tuple[list[BaggedIds], Any]:
         """Returns the bags, and what `early.finish` returns, of valid ids."""
-        agreed = guard(self.parsed, self.checks, early)
+        agreed = guard(self.parsed, self.checks, early, narrow=True)
         begun = early.finish(*agreed) if early else None
         return group(self.parsed, self.layouts), begun
 
@@ -72,7 +72,7 @@ class UncheckedIds:
         )
         if not at_once:
             self.flatten()
-        guard(self.parsed, self.checks)
+        guard(self.parsed, self.checks, narrow=not at_once)
         if at_once:
             ids = of_one_dtype([each.ids for each in numbers])
             found = operations.require([each.feature for each in numbers], ids)
@@ -117,10 +117,12 @@ def guard(
     parsed: Sequence[ParsedIds],
     checks: Checks,
     early: EarlyLookup | None = None,
+    narrow: bool = False,
 ) -> tuple[list[tf.Tensor], Any]:
     """Guards the parsed tensors; returns those of `early`, and the sizes.
 
-    See `Checks.guard_with`.
+    With `narrow` the checks include those of the ids, which become of the
+    dtype that is looked up. See `Checks.guard_with`.
     """
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
@@ -130,7 +132,13 @@ def guard(
         if tf.is_tensor(getattr(each, name))
     ]
     tensors = [getattr(*place) for place in places]
-    guarded, longest = checks.guard_with(tensors, early)
+    dtypes = [
+        lookup_dtype(each)
+        if narrow and name == "ids" and not each.may_be_absent
+        else tensor.dtype
+        for (each, name), tensor in zip(places, tensors, strict=True)
+    ]
+    guarded, longest = checks.guard_with(tensors, early, dtypes)
     for (each, name), tensor in zip(places, guarded, strict=False):
         setattr(each, name, tensor)
     return guarded[len(places) :], longest
