@@ -267,6 +267,21 @@ def lookup_concat():
 
 
 @right_call
+def read_rows():
+    state = [tf.Variable(TABLE), tf.Variable(TABLE[:2]), tf.Variable(-TABLE)]
+    return call(
+        "read_rows",
+        equal([TABLE[4], -TABLE[0], TABLE[0], TABLE[1], TABLE[0]]),
+        state,
+        tables=[v.handle for v in state],
+        rows=i64([4, 7, 5, 6, 0]),
+        T=tf.float32,
+        dim=DIM,
+        places=[0, 1, 2],
+    )
+
+
+@right_call
 def combine():
     return call(
         "combine",
@@ -344,6 +359,47 @@ def update_of_two_bytes():
 def update_with_slot():
     slot, square = np.zeros_like(TABLE), sums() ** 2
     return update_of(2, [slot], [square], TABLE - 0.5)
+
+
+@right_call
+def update_joint():
+    """Two tables' rows, one after the other, and bags without a row."""
+    variables = [tf.Variable(TABLE), tf.Variable(-TABLE)]
+    steps = np.zeros([2 * ROWS, DIM], np.float32)
+    # Row 4 of the first table, and rows 0 and 2 of the second one.
+    steps[[4, 5, 7]] = np.float32([[1], [2 + 5], [4]]) * 0.5
+
+    def check(_):
+        expected = np.concatenate([TABLE, -TABLE]) - steps
+        equal(*np.split(expected, 2))([v.read_value() for v in variables])
+
+    arguments = update().arguments | {
+        "states": [v.handle for v in variables],
+        "rates": f32([0.5, 0.5]),
+        "gradients": [np.outer(range(6), np.ones(DIM)).astype(np.float32)],
+        "columns": i32([0]),
+        "gradient_of": [0],
+        "ids": [i64([4, 5, 7, 5])],
+        "bags": [i32([1, 2, 4, 5])],
+        "weights": [],
+        "scales": [],
+        "counts": i32([6]),
+        "table_of": [0],
+        "has_bag": [True],
+        "has_weights": [False],
+        "has_scale": [False],
+        "splits": [False],
+        "per_bag": [1],
+        "spans": [2],
+    }
+    for name in (
+        *("rules", "settings", "clip_lows", "clip_highs", "row_norms"),
+        *("max_norms", "stochastic", "seeds", "first_rows", "row_strides"),
+        "first_columns",
+    ):
+        arguments[name] = arguments[name] * 2
+    arguments["marked"] = [False, False]
+    return call("update", check, variables, **arguments)
 
 
 @right_call

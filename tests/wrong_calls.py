@@ -318,6 +318,41 @@ for name, value in {
 wrong("update_of_two_bytes", "only rows of float32", decays=f32([0.5]))
 wrong("update_of_two_bytes", "only rows of float32 can have", max_norms=[0.5])
 
+for value in ([], [3], [0], [-1], [MAX_32]):
+    wrong("update_joint", "spans", spans=value or [1, 1])
+for value in (-1, 2 * ROWS, MIN, MAX):
+    ids = [i64([4, 5, value, 5])]
+    message = f"id {value} is out of range; the tables have 10 rows"
+    wrong("update_joint", message, ids=ids)
+wrong("update_joint", "a bag has 2 joint ids", bags=[i32([1, 1, 4, 5])])
+wrong(
+    "update_joint",
+    "several in a bag",
+    weights=[f32([1, 1, 1, 1])],
+    has_weights=[True],
+)
+wrong(
+    "update_joint",
+    "of 4 and of 3 columns",
+    states=lambda _: [
+        tf.Variable(tf.zeros([ROWS, n])).handle for n in (DIM, DIM - 1)
+    ],
+)
+
+for value in (-1, 2 * ROWS + 2, MIN, MAX):
+    message = f"id {value} is out of range; the tables have 12 rows"
+    wrong("read_rows", message, rows=i64([4, value]))
+wrong("read_rows", "must have rows of dim 3", dim=3)
+wrong("read_rows", "out of range|dim", dim=-1)
+wrong(
+    "read_rows",
+    "which are no integers",
+    tables=variable(dtype=tf.int8),
+    places=[0],
+)
+wrong("read_rows", "place 3 of 3", places=[3])
+wrong("read_rows", "wrong type", tables=key_table, places=[0])
+
 wrong("inside", "2 ids for 1 tables", rows=[5])
 for value in (-1, MIN):
     wrong("inside", f"rows: {value}", rows=[value, 5])

@@ -27,6 +27,13 @@ import random_kernel_calls as cases
 from sanitize import draws
 from tfrs_embed import FileStorage, kernels
 from tfrs_embed.kernels import files, handle_packs
+from tfrs_embed.ops import compiled
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import (
+    GradientContributions,
+    JointRows,
+    TableUpdate,
+)
 from tfrs_embed.storage.key_rules import FIRST_ROW, SPILLED, KeyRules, LiveKeys
 from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.spill import Spill
@@ -201,6 +208,52 @@ def try_update(rng, tables, features, gradients):
                 atol=rtol,
                 err_msg=f"{rule} {name}",
             )
+
+
+def try_joint(rng, tables):
+    """Reads and updates tables by joint ids, and compares with one by one."""
+    dim = min(t.shape[1] for t in tables)
+    tables = [np.ascontiguousarray(t[:, :dim]) for t in tables]
+    sizes = [len(t) for t in tables]
+    count = int(rng.integers(60))
+    bags = np.flatnonzero(rng.random(count) < 0.7)
+    rows = rng.integers(sum(sizes), size=len(bags))
+    gradient = tf.constant(rng.normal(size=[count, dim]), tf.float32)
+    every = BaggedIds.of_rows(
+        tf.constant(rows), tf.constant(bags, tf.int32), tf.constant(count)
+    )
+    joint = JointRows(sizes, every, gradient)
+    module = compiled.CompiledOperations(cases.module())
+    found = module.read_rows(
+        [tf.Variable(t) for t in tables], every.ids, tf.float32
+    )
+    np.testing.assert_array_equal(found, np.concatenate(tables)[rows])
+    results = []
+    for shared in (joint, None):
+        variables = cases.make_variables(
+            tables, [cases.RULES["adagrad"]] * len(tables)
+        )
+        updates = []
+        start = 0
+        for of_table, size in zip(variables, sizes, strict=True):
+            mine = (rows >= start) & (rows < start + size)
+            own = BaggedIds.of_rows(
+                tf.constant(rows[mine] - start),
+                tf.constant(bags[mine], tf.int32),
+                tf.constant(count),
+            )
+            contributions = GradientContributions(
+                [own], [gradient], True, shared
+            )
+            rule = cases.RULES["adagrad"]
+            updates.append(
+                TableUpdate(of_table, rule, tf.constant(0.3), contributions)
+            )
+            start += size
+        module._update(updates)
+        results.append([v.numpy() for t in variables for v in t.values()])
+    for mine, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 def break_one(rng, tables, features):
@@ -496,6 +549,7 @@ def try_all(rng):
     try_columns(rng, *case[:2])
     try_one_table(rng, *case)
     try_update(rng, *case)
+    try_joint(rng, case[0])
     try_wrong(rng, *case)
     try_keys(rng)
     try_messages(rng)

@@ -222,6 +222,19 @@ def test_vectors_bytes_are_those_of_the_model(strategy, name, dtype):
     assert collectives == len(ranks) * expected[0].collectives
 
 
+@on("mirrored:2")
+def test_kernels_read_and_update_all_tables_of_a_width_together(strategy):
+    if not tfrs_embed.kernels.status().loaded:
+        pytest.skip("no kernels")
+    _, step = make_step(strategy, [DIM] * 3)
+    ids = distribute(strategy, draw(strategy, 3, 3))
+    nodes = step.get_concrete_function(ids).graph.as_graph_def().node
+    here = len(local_ids(strategy))
+    assert [n.op for n in nodes].count("TfrsEmbedReadRows") == here
+    updates = [n for n in nodes if n.op == "TfrsEmbedUpdate"]
+    assert [[*n.attr["spans"].list.i] for n in updates] == [[3]] * here
+
+
 @on("workers:3", tier="more")
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("dims", [[DIM] * 3, [DIM, DIM + 1, DIM]])

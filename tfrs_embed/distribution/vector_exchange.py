@@ -162,7 +162,9 @@ class VectorExchange:
         message = self._replicas.all_to_all(
             replica, message, self._channel + _VECTORS, bucket
         )
-        total = tf.reduce_sum(self._wire.decode(message), 0)[: rows * width]
+        # Takes half of the time of a sum over the first dimension.
+        total = tf.add_n(tf.unstack(self._wire.decode(message), world))
+        total = total[: rows * width]
         total = tf.reshape(total, [rows, width])
         parts = tf.split(total, dims, 1) if len(dims) > 1 else [total]
         return {

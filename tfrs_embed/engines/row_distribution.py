@@ -146,13 +146,15 @@ class RowLookup:
         self, asked: RowRequest, group: TableGroup, rows: tf.Tensor
     ) -> tf.Tensor:
         """Rows of a group, [n, dim], of the dtype that they are sent as."""
+        shard = self.shards[asked.replica]
+        names = [t.name for t in group.tables]
+        dtype = self.wire.of_rows(group.dtype).dtype
+        if asked.training and len(names) > 1:
+            joint = shard.store.read_joint(names, group.sizes, rows, dtype)
+            if joint is not None:
+                return joint
         by_table, table = group.split(rows)
-        found = self.shards[asked.replica].gather(
-            [t.name for t in group.tables],
-            by_table,
-            asked.training,
-            self.wire.of_rows(group.dtype).dtype,
-        )
+        found = shard.gather(names, by_table, asked.training, dtype)
         if table is None:
             return found[0]
         places = tf.dynamic_partition(

@@ -176,7 +176,7 @@ class Shard:
         # The step doesn't depend on the ids, and must not change if the ids are
         # bad, or the loss or its gradient fails.
         gradients = concat_gradients.find_matrices(
-            [g for c in contributions.values() for g in c.gradients]
+            [g for c in contributions.values() for g in c.sources]
         )
         with tf.control_dependencies(
             graphs.capture([*after, *gradients.matrices])

@@ -19,7 +19,7 @@ from tfrs_embed.ops.bags import (
     repeat,
     split_by_bags,
 )
-from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.ops.update import GradientContributions, JointRows
 
 #: More rows than any table has on a shard.
 MOST_ROWS = 2**41
@@ -48,6 +48,8 @@ class TableGroup:
         keyed: whether the tables give rows to keys. Those are exchanged instead
             of rows; the tables' numbers distinguish equal keys of two tables.
         told_apart: the number of tables whose equal keys are distinguished.
+        sizes: the numbers of rows of the tables on a shard; empty if they may
+            grow.
     """
 
     def __init__(
@@ -69,13 +71,15 @@ class TableGroup:
         self.told_apart = len(tables) if self.keyed else 1
         # Whether a hash of a key decides its shard.
         self._mixed = all(t.keys.MIXED for t in tables if t.keys is not None)
+        self.sizes = (
+            [] if self.keyed else [rows_per_shard(t, world) for t in tables]
+        )
         # The first row of each table, by its name.
         self._first_rows: dict[str, int] = {}
         row = 0
-        for table in tables:
+        for i, table in enumerate(tables):
             self._first_rows[table.name] = row
-            # Tables with keys may grow.
-            row += MOST_ROWS if self.keyed else rows_per_shard(table, world)
+            row += MOST_ROWS if self.keyed else self.sizes[i]
         self.features = tuple(
             i
             for i, f in enumerate(features)
@@ -170,6 +174,7 @@ class TableGroup:
         if table is None:
             count = tf.shape(gradients)[0]
             bags, mine = [BaggedIds.of_rows(rows, places, count)], [gradients]
+            joint = None
         else:
             # Separate gradients for each table: an update's time grows with all
             # gradients that it is given, and there may be hundreds of tables.
@@ -178,8 +183,12 @@ class TableGroup:
             mine = split_by_bags(
                 tf.gather(gradients, tf.concat(order, 0)), bags
             )
+            every = BaggedIds.of_rows(rows, places, tf.shape(gradients)[0])
+            joint = JointRows(self.sizes, every, gradients)
+            # The rows of tables with keys are numbered with gaps.
+            joint = None if self.keyed else joint
         return {
-            t.name: GradientContributions([b], [g], single=True)
+            t.name: GradientContributions([b], [g], single=True, joint=joint)
             for t, b, g in zip(self.tables, bags, mine, strict=True)
         }
 

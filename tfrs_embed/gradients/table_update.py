@@ -90,11 +90,14 @@ class GradientUpdate:
         if not passes.asked(self, running):
             return tf.zeros_like(trigger)
         self._require_once(lookup, graph, in_branch)
+        dims = [feature.table.dim for feature in self._engine.features]
+        shapes: dict[int, Any] = {dim: [-1, dim] for dim in dims}
+        if not strategies.in_tpu_replica():
+            # Features share constants, which take long to trace.
+            shapes = {dim: tf.constant(shape) for dim, shape in shapes.items()}
         gradients = [
-            _as_vectors(gradient, feature.table.dim)
-            for gradient, feature in zip(
-                given, self._engine.features, strict=True
-            )
+            _as_vectors(gradient, dim, shapes[dim])
+            for gradient, dim in zip(given, dims, strict=True)
         ]
         if own:
             if strategies.in_tpu_replica():
@@ -278,12 +281,12 @@ def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
     )
 
 
-def _as_vectors(gradient: Any, dim: int) -> tf.Tensor:
-    """An output's gradient, reshaped to [count, dim] float32."""
+def _as_vectors(gradient: Any, dim: int, shape: Any) -> tf.Tensor:
+    """An output's gradient, reshaped to `shape`, [count, dim] float32."""
     # The gradient of a gather is IndexedSlices.
     gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
     if gradient.shape.rank != 2:
-        return tf.reshape(gradient, [-1, dim])
+        return tf.reshape(gradient, shape)
     # The gradient of a concatenation may have an unknown shape.
     gradient.set_shape([None, dim])
     return gradient

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import in_xla, is_tpu
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
@@ -345,7 +346,7 @@ def split_by_bags(
 def split(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Splits values into parts as long as some tensors, of one rank."""
     bits, sizes, number = values, num_rows(like), len(like)
-    if values.dtype == tf.int64:
+    if values.dtype == tf.int64 and kernels.operations(None) is None:
         # TensorFlow's kernels for GPUs split no integers.
         bits = tf.bitcast(values, tf.float64)
     parts: list[tf.Tensor] = tf.split(bits, sizes, num=number)

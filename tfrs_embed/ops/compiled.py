@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -83,6 +83,15 @@ class CompiledOperations(Stock):
             self._module, handles, dims, table_of, bags, dtype, places
         )
 
+    def read_rows(
+        self, tables: Sequence[tf.Variable], rows: tf.Tensor, dtype: tf.DType
+    ) -> tf.Tensor | None:
+        handles, places = handle_packs.arguments(tables)
+        dim = tables[0].shape[1]
+        return self._module.tfrs_embed_read_rows(
+            tables=handles, rows=rows, T=dtype, dim=dim, places=places
+        )
+
     def combine(
         self,
         rows: tf.Tensor,
@@ -131,13 +140,8 @@ class CompiledOperations(Stock):
         for u in updates:
             values = u.rule.loop_settings()
             settings += values + [0.0] * (_SETTINGS - len(values))
-        bags = [b for u in updates for b in u.contributions.bags]
-        table_of = [
-            t for t, u in enumerate(updates) for _ in u.contributions.bags
-        ]
-        found = concat_gradients.find_matrices(
-            [g for u in updates for g in u.contributions.gradients]
-        )
+        bags, gradients, table_of, spans = zip(*_features(updates), strict=True)
+        found = concat_gradients.find_matrices(gradients)
         variables = []
         for u in updates:
             variables += [u.variables[n] for n in (PARAMETERS, *u.rule.slots())]
@@ -156,6 +160,7 @@ class CompiledOperations(Stock):
             decays=decays,
             gradients=found.matrices,
             gradient_of=found.matrix_of,
+            spans=spans,
             columns=found.columns,
             rules=[u.rule.loop for u in updates],
             settings=settings,
@@ -424,6 +429,31 @@ def _shapes_of_vectors(
             sizes = [None]
         shapes.append(tf.TensorShape([*sizes, dim]))
     return shapes
+
+
+def _features(
+    updates: Sequence[TableUpdate],
+) -> Iterator[tuple[BaggedIds, tf.Tensor, int, int]]:
+    """Yields an update's features: bags, gradients, table and span.
+
+    The bags' ids number the rows of `span` tables from that one on.
+    """
+    joined = 0  # The tables before this one have had joint rows.
+    for t, u in enumerate(updates):
+        bags, gradients, _, joint = u.contributions
+        if joint is not None and t >= joined:
+            sizes = [
+                v.parameters.shape[0]
+                for v in updates[t : t + len(joint.sizes)]
+                if v.contributions.joint is joint
+            ]
+            # Not if some of the tables are frozen.
+            if sizes == [*joint.sizes]:
+                yield joint.bags, joint.gradients, t, len(sizes)
+                joined = t + len(sizes)
+        first = 1 if t < joined else 0
+        for b, gradient in zip(bags[first:], gradients[first:], strict=True):
+            yield b, gradient, t, 1
 
 
 def _has_kernel(table_update: TableUpdate) -> bool:

@@ -65,10 +65,10 @@ class ParsedIds:
     combined: bool = False
     all_valid: tf.Tensor | None = None
 
-    def flatten(self) -> None:
-        """Reshapes the ids to [n]."""
+    def flatten(self, shape: Any = (-1,)) -> None:
+        """Reshapes the ids to [n]; features may share the shape, [-1]."""
         if self.ids.shape.rank != 1:
-            self.ids = tf.reshape(self.ids, [-1])
+            self.ids = tf.reshape(self.ids, shape)
 
     @property
     def even(self) -> bool:

@@ -70,6 +70,15 @@ class Stock:
             for salt in salts
         ]
 
+    def read_rows(
+        self, tables: Sequence[tf.Variable], rows: tf.Tensor, dtype: tf.DType
+    ) -> tf.Tensor | None:
+        """Reads tables' rows, numbered one table after the other, [n, dim].
+
+        Only kernels can; else it returns None.
+        """
+        return None
+
     def row_gradients(
         self, contributions: GradientContributions
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -79,7 +88,7 @@ class Stock:
             The unique ids, [rows], in the order of their first occurrence, and
             their summed gradients, [rows, dim] float32.
         """
-        bags, gradients, _ = contributions
+        bags, gradients, *_ = contributions
         ids = concat(of_one_dtype([b.ids for b in bags]))
         unique, index = tf.unique(ids)
         size = tf.size(unique)

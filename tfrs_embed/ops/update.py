@@ -21,6 +21,21 @@ PARAMETERS = "parameters"
 _TOGETHER = 32
 
 
+class JointRows(NamedTuple):
+    """Gradients of rows of several tables, before they are split by table.
+
+    Attributes:
+        sizes: the numbers of rows of the tables.
+        bags: bags of at most one id, which number the rows of all tables, one
+            table after the other.
+        gradients: their gradients, [count, dim] float32.
+    """
+
+    sizes: Sequence[int]
+    bags: BaggedIds
+    gradients: tf.Tensor
+
+
 class GradientContributions(NamedTuple):
     """Gradient contributions to a table's rows.
 
@@ -29,11 +44,21 @@ class GradientContributions(NamedTuple):
         gradients: their vectors' gradients, [count, dim] float32.
         single: whether no bag can have more than one id, as exchanged
             gradients.
+        joint: where the first of the bags come from; kernels update all tables
+            from it, and the split ones are not computed.
     """
 
     bags: Sequence[BaggedIds]
     gradients: Sequence[tf.Tensor]
     single: bool = False
+    joint: JointRows | None = None
+
+    @property
+    def sources(self) -> list[tf.Tensor]:
+        """The gradients, those of `joint` before they are split."""
+        if self.joint is None:
+            return [*self.gradients]
+        return [self.joint.gradients, *self.gradients[1:]]
 
 
 def add_bags(
@@ -44,8 +69,10 @@ def add_bags(
 ) -> None:
     """Adds bags, with their vectors' gradient, to a table's contributions."""
     of_table = contributions.get(table, GradientContributions([], []))
-    contributions[table] = GradientContributions(
-        [*of_table.bags, bags], [*of_table.gradients, gradient]
+    contributions[table] = of_table._replace(
+        bags=[*of_table.bags, bags],
+        gradients=[*of_table.gradients, gradient],
+        single=False,
     )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import BaggedIds, of_one_dtype
+from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, share_operations
 from tfrs_embed.ops.checks import Checks, Condition, EarlyLookup
 from tfrs_embed.ops.grouping import Layouts, group, lookup_dtype
 from tfrs_embed.ops.id_range import RangeCheck
@@ -88,8 +88,10 @@ class UncheckedIds:
 
     def flatten(self) -> None:
         """Flattens ids to [n], and adds the condition that tables have them."""
+        # A constant takes as long to trace as the rest of a feature.
+        shape = tf.constant([-1]) if share_operations() else [-1]
         for each in self.parsed:
-            each.flatten()
+            each.flatten(shape)
         if self.required:
             numbers = [each for each in self.parsed if each.is_number]
             require_valid(numbers, self.checks, self.training)
@@ -102,11 +104,10 @@ def require_valid(
 
     def conditions(parsed: Sequence[ParsedIds]) -> list[Condition]:
         check = RangeCheck([p.feature for p in parsed], [p.ids for p in parsed])
-        if len(parsed) == 1:
-            return [(tf.reduce_all(check.valid()), check.message)]
-        return [
-            (backend.operations(None, training).inside(check), check.message)
-        ]
+        joinable = check.values.dtype in _JOINABLE
+        operations = backend.operations(None, training)
+        ok = operations.inside(check) if joinable else check.valid()
+        return [(tf.reduce_all(ok), check.message)]
 
     for each in parsed:
         key = None if each.ids.dtype in _JOINABLE else str(each.feature)

@@ -100,7 +100,7 @@ class Xla(Stock):
             number; none are unique if the call's ids aren't all valid. Their
             summed gradients, [n, dim] float32, and zeros.
         """
-        bags, gradients, _ = contributions
+        bags, gradients, *_ = contributions
         ids = tf.concat(of_one_dtype([b.ids for b in bags]), 0)
         ids = tf.where(all_valid(bags), ids, ids.dtype.max)
         order = tf.argsort(ids)

@@ -89,6 +89,19 @@ class MemoryRows(RowStore):
     def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
         return gather(self._variables[table][name], rows)
 
+    def read_joint(
+        self,
+        tables: Sequence[str],
+        sizes: Sequence[int],
+        rows: tf.Tensor,
+        dtype: tf.DType,
+    ) -> tf.Tensor | None:
+        variables = [self._variables[name][PARAMETERS] for name in tables]
+        if [v.shape[0] for v in variables] != [*sizes]:
+            return None
+        operations = backend.operations(self.device, training=True)
+        return operations.read_rows(variables, rows, dtype)
+
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
     ) -> None:

@@ -227,6 +227,26 @@ class RowStore(abc.ABC):
     def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
         """Reads rows, [n, dim] or [n] of their own dtype, and no others."""
 
+    def read_joint(
+        self,
+        tables: Sequence[str],
+        sizes: Sequence[int],
+        rows: tf.Tensor,
+        dtype: tf.DType,
+    ) -> tf.Tensor | None:
+        """Reads rows of several tables in one operation, in a training step.
+
+        Args:
+            tables: the tables, of one width.
+            sizes: their numbers of rows.
+            rows: [n] int64, the numbers of rows, one table after the other.
+            dtype: the vectors' dtype.
+
+        Returns:
+            [n, dim], or None: each table has to be read by itself.
+        """
+        return None
+
     @abc.abstractmethod
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor

@@ -191,6 +191,61 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const FeatureLayout& layout,
   return absl::OkStatus();
 }
 
+absl::Status SplitByTable(const Feature& joint, int span,
+                          const std::vector<TableShape>& tables,
+                          std::vector<int64_t>* rows,
+                          std::vector<Feature>* features) {
+  std::vector<int64_t> firsts = {0};
+  for (int t = 0; t < span; ++t) {
+    const TableShape& table = tables[joint.table + t];
+    if (table.dim != tables[joint.table].dim) {
+      return InvalidArgument("tables of ", tables[joint.table].dim, " and of ",
+                             table.dim, " columns have joint ids");
+    }
+    firsts.push_back(firsts.back() + table.rows);
+  }
+  if (joint.n > joint.count || joint.weights || joint.scale ||
+      firsts.back() > kMostRows) {
+    return InvalidArgument("joint ids of ", firsts.back(),
+                           " rows, or with weights, scales or several in a bag");
+  }
+  rows->resize(joint.n);
+  int t = 0;
+  bool begins = true;  // A run.
+  for (int64_t bag = 0; bag < joint.count; ++bag) {
+    const int64_t i = tfrs_first_id(&joint, bag);
+    const int64_t n = tfrs_first_id(&joint, bag + 1) - i;
+    if (n > 1) return InvalidArgument("a bag has ", n, " joint ids");
+    if (n == 0) {
+      begins = true;
+      continue;
+    }
+    const int64_t id = joint.id(i);
+    if (id < 0 || id >= firsts.back()) {
+      return InvalidArgument("id ", id, " is out of range; the tables have ",
+                             firsts.back(), " rows");
+    }
+    if (id < firsts[t] || id >= firsts[t + 1]) {
+      t = std::upper_bound(firsts.begin(), firsts.end(), id) -
+          firsts.begin() - 1;
+      begins = true;
+    }
+    if (begins) {
+      Feature& run = features->emplace_back();
+      run.table = joint.table + t;
+      run.ids = rows->data() + i;
+      run.wide = 1;
+      run.gradient = joint.gradient + bag * joint.stride;
+      run.stride = joint.stride;
+      begins = false;
+    }
+    (*rows)[i] = id - firsts[t];
+    ++features->back().n;
+    ++features->back().count;
+  }
+  return absl::OkStatus();
+}
+
 std::vector<Feature> IdsOnly(const OpInputList& ids) {
   std::vector<Feature> features(ids.size());
   for (int f = 0; f < ids.size(); ++f) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "rows.h"
+#include "table_shape.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfrs_embed {
@@ -73,6 +74,15 @@ struct FeatureLayout {
 // the ids' range.
 absl::Status ReadFeatures(tensorflow::OpKernelContext* ctx,
                           const FeatureLayout& layout, int num_tables,
+                          std::vector<Feature>* features);
+
+// Splits a feature whose ids number the rows of `span` tables of one width, from
+// its own on, one table after the other. A bag has one id, or none. Appends a
+// feature for each run of ids of one table in neighbouring bags, whose ids are in
+// `rows`, resized to the number of ids.
+absl::Status SplitByTable(const Feature& joint, int span,
+                          const std::vector<TableShape>& tables,
+                          std::vector<int64_t>* rows,
                           std::vector<Feature>* features);
 
 // Features of which only the ids are known, one for each tensor of ids.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "feature_inputs.h"
@@ -96,16 +97,12 @@ absl::Status MakeLookups(OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-absl::Status LookupFeatures(OpKernelContext* ctx,
-                            const std::vector<Feature>& features,
-                            const Tables& tables, const Vectors& vectors,
-                            const IdLimits& id_limits) {
-  std::vector<int64_t> limits;
-  TF_RETURN_IF_ERROR(id_limits.Of(features, tables.shapes, &limits));
-  std::vector<TfrsLookup> lookups;
-  int64_t cost = 0;
-  TF_RETURN_IF_ERROR(
-      MakeLookups(ctx, features, tables, vectors, &lookups, &cost));
+// Runs the features' lookups of a cost. Ids must be below their feature's limit.
+absl::Status RunLookups(OpKernelContext* ctx,
+                        const std::vector<Feature>& features,
+                        const std::vector<TfrsLookup>& lookups, int64_t cost,
+                        const std::vector<int64_t>& limits,
+                        const std::vector<std::string>& names) {
   const AllIds ids(features);
   if (ids.total() == 0) return absl::OkStatus();
   const TfrsLoops& loops = Loops();
@@ -124,8 +121,20 @@ absl::Status LookupFeatures(OpKernelContext* ctx,
           }
         });
       });
-  return bad ? OutOfRange(features, limits, id_limits.names)
-             : absl::OkStatus();
+  return bad ? OutOfRange(features, limits, names) : absl::OkStatus();
+}
+
+absl::Status LookupFeatures(OpKernelContext* ctx,
+                            const std::vector<Feature>& features,
+                            const Tables& tables, const Vectors& vectors,
+                            const IdLimits& id_limits) {
+  std::vector<int64_t> limits;
+  TF_RETURN_IF_ERROR(id_limits.Of(features, tables.shapes, &limits));
+  std::vector<TfrsLookup> lookups;
+  int64_t cost = 0;
+  TF_RETURN_IF_ERROR(
+      MakeLookups(ctx, features, tables, vectors, &lookups, &cost));
+  return RunLookups(ctx, features, lookups, cost, limits, id_limits.names);
 }
 
 // Looks features up in variables.
@@ -192,6 +201,62 @@ class CombineOp : public OpKernel {
   Vectors vectors_;
 };
 
+// Reads rows of several tables of one width, numbered one table after the other.
+class ReadRowsOp : public OpKernel {
+ public:
+  explicit ReadRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Variables variables(&cache_);
+    OP_REQUIRES_OK(ctx, variables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, variables.LockToRead());
+    const std::vector<TableShape>& shapes = variables.shapes();
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      OP_REQUIRES(ctx, shapes[t].type <= kFloat16 && shapes[t].dim == dim_,
+                  InvalidArgument("table ", t, " must have rows of dim ", dim_,
+                                  ", which are no integers"));
+    }
+    const Tables tables = {variables.values(), shapes,
+                           std::vector<const float*>(shapes.size())};
+    const Tensor* numbers;
+    OP_REQUIRES_OK(ctx, ctx->input("rows", &numbers));
+    Feature joint;
+    joint.ids = numbers->data();
+    joint.n = joint.count = numbers->NumElements();
+    joint.wide = 1;
+    std::vector<int64_t> rows;
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(
+        ctx, SplitByTable(joint, shapes.size(), shapes, &rows, &features));
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({joint.n, dim_}, &shape));
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    const int64_t row = dim_ * tensorflow::DataTypeSize(dtype_);
+    std::vector<TfrsLookup> lookups;
+    for (const Feature& feature : features) {
+      const int64_t first =
+          static_cast<const int64_t*>(feature.ids) - rows.data();
+      lookups.push_back(MakeLookup(feature, tables, dtype_,
+                                   static_cast<char*>(out->data()) + first * row,
+                                   dim_));
+    }
+    OP_REQUIRES_OK(ctx, RunLookups(ctx, features, lookups,
+                                   LookupCost(joint, dim_),
+                                   RowsOf(features, shapes), {}));
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+  int64_t dim_;
+  std::vector<int> places_;
+  Variables::Cache cache_;
+};
+
 // Infers the shapes that are given, or else [count, dim].
 absl::Status InferVectors(InferenceContext* c) {
   std::vector<int> dims;
@@ -240,6 +305,23 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: R"))
     .Attr("shapes: list(shape) = []")
     .SetShapeFn(InferVectors);
 
+REGISTER_OP("TfrsEmbedReadRows")
+    .Input("tables: N * resource")
+    .Input("rows: int64")
+    .Output("vectors: T")
+    .Attr("N: int >= 1")
+    .Attr("places: list(int) = []")
+    .Attr("T: {float, bfloat16, half} = DT_FLOAT")
+    .Attr("dim: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, dim));
+      return absl::OkStatus();
+    });
+
+TFRS_KERNEL("TfrsEmbedReadRows", ReadRowsOp);
 TFRS_KERNEL("TfrsEmbedLookup", LookupOp);
 TFRS_KERNEL("TfrsEmbedCombine", CombineOp);
 

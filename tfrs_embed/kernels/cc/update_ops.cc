@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "buckets.h"
@@ -149,6 +150,17 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES(ctx, ReadType(gradients, &gradients_), InvalidArgument("T"));
     OP_REQUIRES_OK(ctx, GetEach(ctx, "gradient_of", layout_.table_of.size(),
                                 "feature", &gradient_of_));
+    // Exports of earlier releases have no spans.
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("spans", &spans_));
+    if (spans_.empty()) spans_.assign(layout_.table_of.size(), 1);
+    OP_REQUIRES(ctx, spans_.size() == layout_.table_of.size(),
+                InvalidArgument("spans must have an entry for each feature."));
+    for (size_t f = 0; f < spans_.size(); ++f) {
+      const int64_t end = int64_t{layout_.table_of[f]} + spans_[f];
+      const bool fits = end <= static_cast<int64_t>(rules_.size());
+      OP_REQUIRES(ctx, spans_[f] == 1 || (spans_[f] > 1 && fits),
+                  InvalidArgument("spans: ", spans_[f]));
+    }
     OP_REQUIRES(
         ctx, std::is_sorted(layout_.table_of.begin(), layout_.table_of.end()),
         InvalidArgument("table_of must be ascending."));
@@ -171,8 +183,22 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadGradients(ctx, shapes, gradient_of_,
                                       columns->flat<int32_t>().data(),
                                       &features));
+    std::vector<std::vector<int64_t>> rows(features.size());
+    std::vector<Feature> split;
+    for (size_t f = 0; f < features.size(); ++f) {
+      if (spans_[f] == 1) {
+        split.push_back(std::move(features[f]));
+      } else {
+        OP_REQUIRES_OK(ctx, SplitByTable(features[f], spans_[f], shapes,
+                                         &rows[f], &split));
+      }
+    }
+    std::stable_sort(split.begin(), split.end(),
+                     [](const Feature& a, const Feature& b) {
+                       return a.table < b.table;
+                     });
     Buckets buckets;
-    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
+    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, split, shapes));
     OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
   }
 
@@ -282,6 +308,8 @@ class UpdateOp : public OpKernel {
 
   FeatureLayout layout_;
   std::vector<int> places_, rules_, gradient_of_;
+  // The number of tables whose rows a feature's ids number; see SplitByTable.
+  std::vector<int> spans_;
   int32_t gradients_;  // TfrsType
   std::vector<bool> stochastic_, marked_;
   std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
@@ -319,6 +347,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("places: list(int) = []")
     .Attr("gradient_of: list(int)")
+    .Attr("spans: list(int) = []")
     .Attr("rules: list(int)")
     .Attr("settings: list(float)")
     .Attr("clip_lows: list(float)")
