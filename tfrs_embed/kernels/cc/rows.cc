@@ -277,9 +277,13 @@ inline void InColumns(int64_t columns, F f) {
 template <int kNumber, int kWide>
 struct Vectors {
   typedef typename VectorOf<kWide>::Floats Vector;
+  static constexpr int kVectors = kNumber;
   static constexpr int kColumns = kNumber * kWide;
 
   Vector v[kNumber];
+
+  // One vector of this width.
+  static TFRS_INLINE Vectors<1, kWide> One() { return {}; }
 
   TFRS_INLINE void Load(const float* from) {
     TFRS_UNROLL
@@ -399,29 +403,45 @@ struct ScaledColumns {
   }
 };
 
-// Sums the rows of a bag's ids [i, end): so many of the columns.
-template <typename From>
-TFRS_INLINE void SumRows(const TfrsLookup& l, const From& from, int64_t i,
-                         int64_t end, int64_t columns, float* __restrict sum) {
+// Sums the rows of a bag's ids [i, end): so many of the columns. The processor
+// begins as many loads as fit into its window of instructions, so the loop over
+// ids has few others: an addition takes its row from memory, which GCC achieves
+// if vectors are loaded one by one.
+template <bool kWeighted, typename From>
+TFRS_INLINE void SumRowsOf(const TfrsLookup& l, const From& from, int64_t i,
+                           int64_t end, int64_t columns,
+                           float* __restrict sum) {
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
-    auto sums = vectors, values = vectors;
+    auto sums = vectors;
     from.Load(&sums, IdAt(l, i), at);
-    if (l.weights) sums.Multiply(l.weights[i]);
+    if (kWeighted) sums.Multiply(l.weights[i]);
     for (int64_t k = i + 1; k < end; ++k) {
-      from.Load(&values, IdAt(l, k), at);
-      if (l.weights) values.Multiply(l.weights[k]);
-      sums.Add(values);
+      const int64_t row = IdAt(l, k);
+      TFRS_UNROLL
+      for (int v = 0; v < sums.kVectors; ++v) {
+        auto value = sums.One();
+        from.Load(&value, row, at + v * value.kColumns);
+        if (kWeighted) value.Multiply(l.weights[k]);
+        sums.v[v] += value.v[0];
+      }
     }
     sums.Store(sum + at);
   };
   for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
     float value = from.At(IdAt(l, i), j);
-    sum[j] = l.weights ? l.weights[i] * value : value;
+    sum[j] = kWeighted ? l.weights[i] * value : value;
     for (int64_t k = i + 1; k < end; ++k) {
       value = from.At(IdAt(l, k), j);
-      sum[j] += l.weights ? l.weights[k] * value : value;
+      sum[j] += kWeighted ? l.weights[k] * value : value;
     }
   }
+}
+
+template <typename From>
+TFRS_INLINE void SumRows(const TfrsLookup& l, const From& from, int64_t i,
+                         int64_t end, int64_t columns, float* __restrict sum) {
+  return l.weights ? SumRowsOf<true>(l, from, i, end, columns, sum)
+                   : SumRowsOf<false>(l, from, i, end, columns, sum);
 }
 
 // The same of columns [first, first + columns), for each type of rows.
