@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from tfrs_embed.ops.id_range import RangeCheck
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.stock import Salt, Stock
 from tfrs_embed.ops.stored_table import StoredTable
-from tfrs_embed.ops.update import PARAMETERS, TableUpdate
+from tfrs_embed.ops.update import PARAMETERS, TableUpdate, features_of
 from tfrs_embed.optimizers.rules import RULES, UpdateRule
 
 # Room for a rule's settings in cc/rows.h.
@@ -140,7 +140,9 @@ class CompiledOperations(Stock):
         for u in updates:
             values = u.rule.loop_settings()
             settings += values + [0.0] * (_SETTINGS - len(values))
-        bags, gradients, table_of, spans = zip(*_features(updates), strict=True)
+        bags, gradients, table_of, spans = zip(
+            *features_of(updates), strict=True
+        )
         found = concat_gradients.find_matrices(gradients)
         variables = []
         for u in updates:
@@ -429,31 +431,6 @@ def _shapes_of_vectors(
             sizes = [None]
         shapes.append(tf.TensorShape([*sizes, dim]))
     return shapes
-
-
-def _features(
-    updates: Sequence[TableUpdate],
-) -> Iterator[tuple[BaggedIds, tf.Tensor, int, int]]:
-    """Yields an update's features: bags, gradients, table and span.
-
-    The bags' ids number the rows of `span` tables from that one on.
-    """
-    joined = 0  # The tables before this one have had joint rows.
-    for t, u in enumerate(updates):
-        bags, gradients, _, joint = u.contributions
-        if joint is not None and t >= joined:
-            sizes = [
-                v.parameters.shape[0]
-                for v in updates[t : t + len(joint.sizes)]
-                if v.contributions.joint is joint
-            ]
-            # Not if some of the tables are frozen.
-            if sizes == [*joint.sizes]:
-                yield joint.bags, joint.gradients, t, len(sizes)
-                joined = t + len(sizes)
-        first = 1 if t < joined else 0
-        for b, gradient in zip(bags[first:], gradients[first:], strict=True):
-            yield b, gradient, t, 1
 
 
 def _has_kernel(table_update: TableUpdate) -> bool:

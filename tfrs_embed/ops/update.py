@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +137,31 @@ class TableUpdate(NamedTuple):
             self.rate, gradients, rows, slots, tf.convert_to_tensor(self.step)
         )
         return {PARAMETERS: self.options.limit_rows(rows), **slots}
+
+
+def features_of(
+    updates: Sequence[TableUpdate],
+) -> Iterator[tuple[BaggedIds, tf.Tensor, int, int]]:
+    """Yields an update's features: bags, gradients, table and span.
+
+    The bags' ids number the rows of `span` tables from that one on.
+    """
+    joined = 0  # The tables before this one have had joint rows.
+    for t, u in enumerate(updates):
+        bags, gradients, _, joint = u.contributions
+        if joint is not None and t >= joined:
+            sizes = [
+                v.parameters.shape[0]
+                for v in updates[t : t + len(joint.sizes)]
+                if v.contributions.joint is joint
+            ]
+            # Not if some of the tables are frozen.
+            if sizes == [*joint.sizes]:
+                yield joint.bags, joint.gradients, t, len(sizes)
+                joined = t + len(sizes)
+        first = 1 if t < joined else 0
+        for b, gradient in zip(bags[first:], gradients[first:], strict=True):
+            yield b, gradient, t, 1
 
 
 def alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
