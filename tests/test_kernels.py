@@ -384,7 +384,7 @@ def test_a_build_goes_where_output_says(folder, monkeypatch):
 # What the sources name, and the header that has it; or C's, which the loops
 # alone use.
 HEADERS = {
-    r"std::(min|max|clamp|sort|unique|copy|copy_n|fill_n|count|is_sorted|"
+    r"std::(min|max|clamp|sort|stable_sort|unique|copy|copy_n|fill_n|count|is_sorted|"
     r"all_of|any_of|binary_search|remove|lower_bound|upper_bound|"
     r"inplace_merge|nth_element|partition|push_heap|pop_heap)\b": [
         "<algorithm>"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.compat.private_tensorflow import record
 from tfrs_embed.compat.strategies import in_xla, is_tpu
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
@@ -343,12 +342,20 @@ def split_by_bags(
     return split(values, [b.ids for b in bags])
 
 
-def split(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Splits values into parts as long as some tensors, of one rank."""
+def split(
+    values: tf.Tensor, like: Sequence[tf.Tensor], ids: bool = False
+) -> list[tf.Tensor]:
+    """Splits values into parts as long as some tensors, of one rank.
+
+    Values of int32 are ids, or lengths and positions, which GPUs have on the
+    host.
+    """
     bits, sizes, number = values, num_rows(like), len(like)
-    if values.dtype == tf.int64 and kernels.operations(None) is None:
-        # TensorFlow's kernels for GPUs split no integers.
+    # TensorFlow's kernels for GPUs split no integers.
+    if values.dtype == tf.int64:
         bits = tf.bitcast(values, tf.float64)
+    elif ids and values.dtype == tf.int32:
+        bits = tf.bitcast(values, tf.float32)
     parts: list[tf.Tensor] = tf.split(bits, sizes, num=number)
     if bits is not values:
         parts = [tf.bitcast(part, values.dtype) for part in parts]

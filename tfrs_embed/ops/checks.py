@@ -212,7 +212,11 @@ class Checks:
             whole = tf.cast(each, dtypes[places[0]])
             parts = [whole]
             if len(places) > 1:
-                parts = split(whole, [tensors[i] for i in places])
+                parts = split(
+                    whole,
+                    [tensors[i] for i in places],
+                    ids=whole.dtype != each.dtype,
+                )
             for i, part in zip(places, parts, strict=True):
                 part.set_shape(tensors[i].shape)
                 found[i] = part
