@@ -385,7 +385,7 @@ def test_a_build_goes_where_output_says(folder, monkeypatch):
 # alone use.
 HEADERS = {
     r"std::(min|max|clamp|sort|stable_sort|unique|copy|copy_n|fill_n|count|is_sorted|"
-    r"all_of|any_of|binary_search|remove|lower_bound|upper_bound|"
+    r"all_of|any_of|none_of|binary_search|remove|lower_bound|upper_bound|"
     r"inplace_merge|nth_element|partition|push_heap|pop_heap)\b": [
         "<algorithm>"
     ],

@@ -123,14 +123,14 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   std::vector<float> one(lookup.count * lookup.stride), many(one);
   if (bags && lookup.count > n * 4) lookup.scale = nullptr;
   lookup.out = one.data();
-  loops.lookup(&lookup, 0, lookup.count, 0);
+  loops.lookup(&lookup, 0, lookup.count, false);
   lookup.out = many.data();
   const int64_t parts = Draw(1, 20);
   InParts(Draw(1, 9), parts, [&](int64_t part) {
     const int64_t begin = lookup.count * part / parts;
     const int64_t end = lookup.count * (part + 1) / parts;
-    const int64_t prefetched =
-        part % 2 ? 0 : loops.prefetch(&lookup, begin, end);
+    const bool prefetched = part % 2 == 0;
+    if (prefetched) loops.prefetch(&lookup, begin, end);
     loops.lookup(&lookup, begin, end, prefetched);
   });
   Require(Same(one, many), "lookup", loops.name);

@@ -59,23 +59,19 @@ bool LookupRows(const std::vector<Feature>& features,
                 int64_t end) {
   const TfrsLoops& loops = Loops();
   // Each lookup's first rows are prefetched before the one before it is done.
-  constexpr int64_t kBad = -1;
   auto prefetch = [&](const Columns::Lookup& lookup) {
     const int f = lookup.feature;
-    return BagsInside(features[f], begin, end, limits[f])
-               ? loops.prefetch(&lookup, begin, end)
-               : kBad;
+    const bool inside = BagsInside(features[f], begin, end, limits[f]);
+    if (inside) loops.prefetch(&lookup, begin, end);
+    return inside;
   };
   bool good = true;
-  int64_t prefetched = prefetch(lookups[0]);
+  bool inside = prefetch(lookups[0]);
   for (size_t k = 0; k < lookups.size(); ++k) {
-    const int64_t next = k + 1 < lookups.size() ? prefetch(lookups[k + 1]) : 0;
-    if (prefetched == kBad) {
-      good = false;
-    } else {
-      loops.lookup(&lookups[k], begin, end, prefetched);
-    }
-    prefetched = next;
+    const bool next = k + 1 < lookups.size() && prefetch(lookups[k + 1]);
+    if (inside) loops.lookup(&lookups[k], begin, end, /*prefetched=*/true);
+    good &= inside;
+    inside = next;
   }
   return good;
 }

@@ -115,7 +115,7 @@ absl::Status RunLookups(OpKernelContext* ctx,
               stop == feature.n ? feature.count : feature.BagFrom(stop);
           const int64_t first = feature.BagFrom(i);
           if (BagsInside(feature, first, last, limits[f])) {
-            loops.lookup(&lookups[f], first, last, 0);
+            loops.lookup(&lookups[f], first, last, /*prefetched=*/false);
           } else {
             bad = true;
           }

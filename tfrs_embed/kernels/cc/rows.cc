@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX2__
+#include <immintrin.h>  // Its functions are always inlined.
+#endif
+
 #ifndef TFRS_LOOPS
 #define TFRS_LOOPS tfrs_loops_baseline
 #define TFRS_NAME "baseline"
@@ -17,17 +21,21 @@
 namespace {
 
 // Rows are prefetched into the second cache: the first can wait for few lines at
-// once, and then the loops wait, too. Up to kBytesAhead bytes of them, which
-// leaves most of that cache to other data, and no more rows than one of the
-// limits below.
-constexpr int64_t kBytesAhead = 40 * 1024;
-constexpr int64_t kLookupsAhead = 128;
+// once, and then the loops wait, too. An update prefetches up to kRowsAhead rows
+// and kUpdateBytes, which leaves most of that cache to other data. A lookup
+// prefetches fewer: a memory keeps about 64 lines on their way, and a processor
+// that is asked for many more forgets some.
+constexpr int64_t kUpdateBytes = 40 * 1024;
 constexpr int64_t kRowsAhead = 32;
-constexpr int kGradientsAhead = 4;
 constexpr int64_t kLine = 64;
+constexpr int64_t kLookupBytes = 64 * kLine;
+constexpr int64_t kLookupsAhead = 64;
+constexpr int kGradientsAhead = 4;
 
-inline int64_t Ahead(int64_t most, int64_t bytes) {
-  const int64_t n = most * bytes > kBytesAhead ? kBytesAhead / bytes : most;
+// How many rows of a size to prefetch: at most so many, and so many bytes.
+inline int64_t Ahead(int64_t most_rows, int64_t most_bytes, int64_t bytes) {
+  const int64_t n = most_rows * bytes > most_bytes ? most_bytes / bytes
+                                                   : most_rows;
   return n > 2 ? n : 2;
 }
 
@@ -78,6 +86,11 @@ inline void ByWidth(int64_t dim, F f) {
   }
 }
 
+// How many ids after the one that is looked up its row is prefetched.
+inline int64_t LookupsAhead(int64_t row_bytes) {
+  return Ahead(kLookupsAhead, kLookupBytes, row_bytes);
+}
+
 inline int64_t IdAt(const TfrsIds& l, int64_t i) {
   return l.wide ? static_cast<const int64_t*>(l.ids)[i]
                 : static_cast<const int32_t*>(l.ids)[i];
@@ -95,25 +108,56 @@ inline float FromBits(uint32_t bits) {
   return value;
 }
 
-// Vectors of the machine: of float32, of their bits, and of narrower numbers'.
+// Vectors of the machine: of float32, of their bits, and of integers. Extend makes
+// 32 bits of each narrower number.
 template <int kWide>
 struct VectorOf;
 template <>
 struct VectorOf<8> {
   typedef float Floats __attribute__((vector_size(32)));
   typedef uint32_t Words __attribute__((vector_size(32)));
-  typedef uint16_t Halves __attribute__((vector_size(16)));
   typedef int32_t Integers __attribute__((vector_size(32)));
-  typedef int8_t Bytes __attribute__((vector_size(8)));
+  static TFRS_INLINE Words Extend(const uint16_t* from);
+  static TFRS_INLINE Integers Extend(const int8_t* from);
 };
 template <>
 struct VectorOf<16> {
   typedef float Floats __attribute__((vector_size(64)));
   typedef uint32_t Words __attribute__((vector_size(64)));
-  typedef uint16_t Halves __attribute__((vector_size(32)));
   typedef int32_t Integers __attribute__((vector_size(64)));
-  typedef int8_t Bytes __attribute__((vector_size(16)));
+  static TFRS_INLINE Words Extend(const uint16_t* from);
+  static TFRS_INLINE Integers Extend(const int8_t* from);
 };
+
+#ifdef __AVX2__
+// One instruction each; GCC 12 makes many of the code for all machines below.
+#define TFRS_EXTEND(kWide, Wide, Number, Narrow, instruction)            \
+  TFRS_INLINE VectorOf<kWide>::Wide VectorOf<kWide>::Extend(             \
+      const Number* from) {                                              \
+    Narrow narrow = {};                                                  \
+    memcpy(&narrow, from, kWide * sizeof(*from));                        \
+    return reinterpret_cast<VectorOf<kWide>::Wide>(instruction(narrow)); \
+  }
+TFRS_EXTEND(8, Words, uint16_t, __m128i, _mm256_cvtepu16_epi32)
+TFRS_EXTEND(8, Integers, int8_t, __m128i, _mm256_cvtepi8_epi32)
+#ifdef __AVX512F__
+TFRS_EXTEND(16, Words, uint16_t, __m256i, _mm512_cvtepu16_epi32)
+TFRS_EXTEND(16, Integers, int8_t, __m128i, _mm512_cvtepi8_epi32)
+#endif
+#else
+TFRS_INLINE VectorOf<8>::Words VectorOf<8>::Extend(const uint16_t* from) {
+  uint16_t halves __attribute__((vector_size(16)));
+  memcpy(&halves, from, sizeof(halves));
+  return __builtin_convertvector(halves, Words);
+}
+TFRS_INLINE VectorOf<8>::Integers VectorOf<8>::Extend(const int8_t* from) {
+  typedef int16_t Shorts __attribute__((vector_size(16)));
+  int8_t bytes __attribute__((vector_size(8)));
+  memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, Shorts),
+                                 Integers);
+}
+#endif
 
 // The bits of the difference between numbers and one other, all given by their
 // bits.
@@ -295,25 +339,17 @@ struct Vectors {
   TFRS_INLINE void Load(const Half* from) {
     TFRS_UNROLL
     for (int k = 0; k < kNumber; ++k) {
-      typename VectorOf<kWide>::Halves halves;
-      typedef typename VectorOf<kWide>::Words Words;
-      memcpy(&halves, from + k * kWide, sizeof(halves));
-      const Words words =
-          WidenBits(__builtin_convertvector(halves, Words), Half());
-      memcpy(&v[k], &words, sizeof(Vector));
+      const auto words = VectorOf<kWide>::Extend(&from[k * kWide].bits);
+      v[k] = reinterpret_cast<Vector>(WidenBits(words, Half()));
     }
   }
   // Integers, of which integer(bytes) makes 32 bits each.
   template <typename Integer>
   TFRS_INLINE void Load(const int8_t* from, Integer integer) {
-    typedef typename VectorOf<kWide>::Integers Integers;
     TFRS_UNROLL
     for (int k = 0; k < kNumber; ++k) {
-      typename VectorOf<kWide>::Bytes bytes;
-      memcpy(&bytes, from + k * kWide, sizeof(bytes));
-      const Integers integers =
-          integer(__builtin_convertvector(bytes, Integers));
-      v[k] = __builtin_convertvector(integers, Vector);
+      const auto integers = VectorOf<kWide>::Extend(from + k * kWide);
+      v[k] = __builtin_convertvector(integer(integers), Vector);
     }
   }
   TFRS_INLINE void Store(float* to) const {
@@ -375,6 +411,9 @@ struct Columns {
   const Row* first;
   int64_t stride;
 
+  TFRS_INLINE void Prefetch(int64_t row, int64_t at, int64_t columns) const {
+    PrefetchRead(first + row * stride + at, columns);
+  }
   template <typename Vectors>
   TFRS_INLINE void Load(Vectors* vectors, int64_t row, int64_t at) const {
     vectors->Load(first + row * stride + at);
@@ -392,6 +431,10 @@ struct ScaledColumns {
   const float* factors;  // Of the rows.
   Integer integer;
 
+  TFRS_INLINE void Prefetch(int64_t row, int64_t at, int64_t columns) const {
+    PrefetchRead(first + row * stride + at, columns);
+    if (at == 0) PrefetchRead(factors + row, 1);
+  }
   template <typename Vectors>
   TFRS_INLINE void Load(Vectors* vectors, int64_t row, int64_t at) const {
     vectors->Load(first + row * stride + at, integer);
@@ -403,19 +446,32 @@ struct ScaledColumns {
   }
 };
 
-// Sums the rows of a bag's ids [i, end): so many of the columns. The processor
-// begins as many loads as fit into its window of instructions, so the loop over
-// ids has few others: an addition takes its row from memory, which GCC achieves
-// if vectors are loaded one by one.
+// A bag's ids, [begin, end), of those that are looked up, which end at `last`.
+// With each id, the row of the one that is `ahead` of it is prefetched.
+struct Bag {
+  int64_t begin, end, last, ahead;
+};
+
+// Sums the rows of a bag's ids: so many of the columns. The processor begins as
+// many loads as fit into its window of instructions, so the loop over ids has
+// few others: an addition takes its row from memory, which GCC achieves if
+// vectors are loaded one by one.
 template <bool kWeighted, typename From>
-TFRS_INLINE void SumRowsOf(const TfrsLookup& l, const From& from, int64_t i,
-                           int64_t end, int64_t columns,
+TFRS_INLINE void SumRowsOf(const TfrsLookup& l, const From& from,
+                           const Bag& bag, int64_t columns,
                            float* __restrict sum) {
+  const int64_t i = bag.begin;
+  auto prefetch = [&](int64_t k, int64_t at, int64_t n) TFRS_INLINED {
+    const int64_t later = k + bag.ahead;
+    from.Prefetch(IdAt(l, later < bag.last ? later : bag.last - 1), at, n);
+  };
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors;
+    prefetch(i, at, sums.kColumns);
     from.Load(&sums, IdAt(l, i), at);
     if (kWeighted) sums.Multiply(l.weights[i]);
-    for (int64_t k = i + 1; k < end; ++k) {
+    for (int64_t k = i + 1; k < bag.end; ++k) {
+      prefetch(k, at, sums.kColumns);
       const int64_t row = IdAt(l, k);
       TFRS_UNROLL
       for (int v = 0; v < sums.kVectors; ++v) {
@@ -427,75 +483,77 @@ TFRS_INLINE void SumRowsOf(const TfrsLookup& l, const From& from, int64_t i,
     }
     sums.Store(sum + at);
   };
-  for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
-    float value = from.At(IdAt(l, i), j);
-    sum[j] = kWeighted ? l.weights[i] * value : value;
-    for (int64_t k = i + 1; k < end; ++k) {
-      value = from.At(IdAt(l, k), j);
-      sum[j] += kWeighted ? l.weights[k] * value : value;
+  const int64_t rest = InVectors(columns, sum_vectors);
+  for (int64_t j = rest; j < columns; ++j) {
+    for (int64_t k = i; k < bag.end; ++k) {
+      if (j == rest) prefetch(k, j, columns - j);
+      const float value = from.At(IdAt(l, k), j);
+      const float term = kWeighted ? l.weights[k] * value : value;
+      sum[j] = k == i ? term : sum[j] + term;
     }
   }
 }
 
 template <typename From>
-TFRS_INLINE void SumRows(const TfrsLookup& l, const From& from, int64_t i,
-                         int64_t end, int64_t columns, float* __restrict sum) {
-  return l.weights ? SumRowsOf<true>(l, from, i, end, columns, sum)
-                   : SumRowsOf<false>(l, from, i, end, columns, sum);
+TFRS_INLINE void SumRows(const TfrsLookup& l, const From& from, const Bag& bag,
+                         int64_t columns, float* __restrict sum) {
+  return l.weights ? SumRowsOf<true>(l, from, bag, columns, sum)
+                   : SumRowsOf<false>(l, from, bag, columns, sum);
 }
 
 // The same of columns [first, first + columns), for each type of rows.
 template <typename Row>
-TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
-                            int64_t end, int64_t first, int64_t columns,
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, const Bag& bag,
+                            int64_t first, int64_t columns,
                             float* __restrict sum, Row) {
   const Row* rows = static_cast<const Row*>(l.table);
-  SumRows(l, Columns<Row>{rows + first, dim}, i, end, columns, sum);
+  SumRows(l, Columns<Row>{rows + first, dim}, bag, columns, sum);
 }
 
 template <typename Integer>
-TFRS_INLINE void SumIntegers(const TfrsLookup& l, int64_t stride, int64_t i,
-                             int64_t end, int64_t first, int64_t columns,
+TFRS_INLINE void SumIntegers(const TfrsLookup& l, int64_t stride,
+                             const Bag& bag, int64_t first, int64_t columns,
                              float* __restrict sum, Integer integer) {
   const int8_t* rows = static_cast<const int8_t*>(l.table) + first;
-  SumRows(l, ScaledColumns<Integer>{rows, stride, l.factors, integer}, i, end,
+  SumRows(l, ScaledColumns<Integer>{rows, stride, l.factors, integer}, bag,
           columns, sum);
 }
 
-TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
-                            int64_t end, int64_t first, int64_t columns,
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, const Bag& bag,
+                            int64_t first, int64_t columns,
                             float* __restrict sum, Int8) {
-  SumIntegers(l, dim, i, end, first, columns, sum,
+  SumIntegers(l, dim, bag, first, columns, sum,
               [](auto byte) TFRS_INLINED { return byte; });
 }
 
-TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
-                            int64_t end, int64_t first, int64_t columns,
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, const Bag& bag,
+                            int64_t first, int64_t columns,
                             float* __restrict sum, Int4) {
   const int64_t half = (dim + 1) / 2, last = first + columns;
   const int64_t low = last < half ? last : half;  // Columns of lower bits end.
   const int64_t high = first > half ? first : half;
   if (first < low) {
-    SumIntegers(l, half, i, end, first, low - first, sum,
+    SumIntegers(l, half, bag, first, low - first, sum,
                 [](auto byte) TFRS_INLINED { return (byte & 15) - 8; });
   }
   if (high < last) {
-    SumIntegers(l, half, i, end, high - half, last - high, sum + (high - first),
+    SumIntegers(l, half, bag, high - half, last - high, sum + (high - first),
                 [](auto byte) TFRS_INLINED { return (byte >> 4 & 15) - 8; });
   }
 }
 
 // The same of more than kTerms ids.
 template <typename Row>
-__attribute__((noinline)) void SumManyRows(const TfrsLookup& l, int64_t i,
-                                           int64_t end, int64_t first,
-                                           int64_t columns, float* sum) {
+__attribute__((noinline)) void SumManyRows(const TfrsLookup& l, const Bag& bag,
+                                           int64_t first, int64_t columns,
+                                           float* sum) {
   double totals[kColumns];
   InColumns(columns, [&](int64_t at, int64_t n) {
-    for (int64_t k = i; k < end; k += kTerms) {
-      const int64_t stop = end - k < kTerms ? end : k + kTerms;
-      SumColumns(l, l.dim, k, stop, first + at, n, sum + at, Row());
-      AddTotals(sum + at, n, k == i, totals);
+    for (int64_t k = bag.begin; k < bag.end; k += kTerms) {
+      const int64_t stop = bag.end - k < kTerms ? bag.end : k + kTerms;
+      const Bag some = {k, stop, bag.last, bag.ahead};
+      SumColumns(l, l.dim, some, first + at, n, sum + at, Row());
+      AddTotals(sum + at, n, k == bag.begin, totals);
     }
     RoundTotals(totals, n, sum + at);
   });
@@ -503,52 +561,42 @@ __attribute__((noinline)) void SumManyRows(const TfrsLookup& l, int64_t i,
 
 // The same of any number of ids.
 template <typename Row>
-TFRS_INLINE void SumBag(const TfrsLookup& l, int64_t dim, int64_t i,
-                        int64_t end, int64_t first, int64_t columns,
-                        float* sum) {
-  if (end - i > kTerms) return SumManyRows<Row>(l, i, end, first, columns, sum);
-  SumColumns(l, dim, i, end, first, columns, sum, Row());
+TFRS_INLINE void SumBag(const TfrsLookup& l, int64_t dim, const Bag& bag,
+                        int64_t first, int64_t columns, float* sum) {
+  if (bag.end - bag.begin > kTerms) {
+    return SumManyRows<Row>(l, bag, first, columns, sum);
+  }
+  SumColumns(l, dim, bag, first, columns, sum, Row());
 }
 
-int64_t Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+void Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   const TfrsLookup& l = *lookup;
   const char* table = static_cast<const char*>(l.table);
   const int64_t first = tfrs_first_id(&l, begin);
   const int64_t row = tfrs_row_bytes(l.type, l.dim);
-  int64_t n = tfrs_first_id(&l, end) - first;
-  const int64_t ahead = Ahead(kLookupsAhead, row);
-  if (n > ahead) n = ahead;
-  for (int64_t i = first; i < first + n; ++i) {
+  const int64_t n = tfrs_first_id(&l, end) - first, most = LookupsAhead(row);
+  for (int64_t i = first; i < first + (n < most ? n : most); ++i) {
     PrefetchRead(table + IdAt(l, i) * row, row);
     if (l.factors) PrefetchRead(l.factors + IdAt(l, i), 1);
   }
-  return n;
 }
 
-template <int kDim, int kType, typename Row>
-void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
-                int64_t prefetched) {
+template <int kDim, typename Row>
+void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
   const int64_t dim = Width(kDim, l.dim);
-  const int64_t row = tfrs_row_bytes(kType, dim);
   const int64_t last = tfrs_first_id(&l, end);
+  const int64_t ahead = LookupsAhead(tfrs_row_bytes(l.type, l.dim));
   int64_t i = tfrs_first_id(&l, begin);
-  prefetched += i;
-  const char* table = static_cast<const char*>(l.table);
-  const int64_t ahead = Ahead(kLookupsAhead, row);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
     if (i == stop) {
       Zero(l, bag);
       continue;
     }
-    const int64_t to_prefetch = stop + ahead < last ? stop + ahead : last;
-    for (; prefetched < to_prefetch; ++prefetched) {
-      PrefetchRead(table + IdAt(l, prefetched) * row, row);
-      if (l.factors) PrefetchRead(l.factors + IdAt(l, prefetched), 1);
-    }
+    const Bag ids = {i, stop, last, ahead};
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      SumBag<Row>(l, dim, i, stop, 0, dim, out);
+      SumBag<Row>(l, dim, ids, 0, dim, out);
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
@@ -556,7 +604,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
     } else {
       float sum[kColumns];
       InColumns(dim, [&](int64_t first, int64_t columns) TFRS_INLINED {
-        SumBag<Row>(l, dim, i, stop, first, columns, sum);
+        SumBag<Row>(l, dim, ids, first, columns, sum);
         StoreHalves(l, bag, first, columns, sum);
       });
     }
@@ -565,18 +613,18 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
 }
 
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
-            int64_t prefetched) {
+            bool prefetched) {
+  if (!prefetched) Prefetch(lookup, begin, end);
   ByWidth(lookup->dim, [=](auto width) {
-    auto run = [=](auto type, auto row) {
-      LookupRows<width(), type(), decltype(row)>(*lookup, begin, end,
-                                                 prefetched);
+    auto run = [=](auto row) {
+      LookupRows<width(), decltype(row)>(*lookup, begin, end);
     };
     switch (lookup->type) {
-      case kBfloat16: return run(Number<kBfloat16>(), Bfloat16());
-      case kFloat16: return run(Number<kFloat16>(), Float16());
-      case kInt8: return run(Number<kInt8>(), Int8());
-      case kInt4: return run(Number<kInt4>(), Int4());
-      default: return run(Number<kFloat32>(), 0.0f);
+      case kBfloat16: return run(Bfloat16());
+      case kFloat16: return run(Float16());
+      case kInt8: return run(Int8());
+      case kInt4: return run(Int4());
+      default: return run(0.0f);
     }
   });
 }
@@ -959,8 +1007,9 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
   };
   const int64_t first_width = width(0), second_width = width(1);
   const uint32_t rows_ahead =
-      Ahead(kRowsAhead, row_bytes + gradient_bytes +
-                            (first_width + second_width) * sizeof(float));
+      Ahead(kRowsAhead, kUpdateBytes,
+            row_bytes + gradient_bytes +
+                (first_width + second_width) * sizeof(float));
   auto prefetch = [&](const TfrsGradientRef& ref) TFRS_INLINED {
     PrefetchWrite(static_cast<char*>(t.parameters) + ref.row * row_bytes,
                   row_bytes);

@@ -184,12 +184,11 @@ struct TfrsRowSums {
 // The loops, compiled for one instruction set.
 struct TfrsLoops {
   const char* name;
-  // Prefetches the first rows of the bags [begin, end). Returns how many.
-  int64_t (*prefetch)(const TfrsLookup* lookup, int64_t begin, int64_t end);
-  // Looks up the bags [begin, end), whose first `prefetched` rows have been
-  // prefetched.
+  // Prefetches the first rows of the bags [begin, end).
+  void (*prefetch)(const TfrsLookup* lookup, int64_t begin, int64_t end);
+  // Looks up the bags [begin, end), whose first rows may have been prefetched.
   void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end,
-                 int64_t prefetched);
+                 bool prefetched);
   // Sums the gradients of equal rows and updates each row once. `factors` has
   // one factor for each gradient, or is null.
   void (*update)(const TfrsTable* table, const TfrsGradientRef* refs,

@@ -184,26 +184,40 @@ class UpdateOp : public OpKernel {
                                       columns->flat<int32_t>().data(),
                                       &features));
     std::vector<std::vector<int64_t>> rows(features.size());
+    OP_REQUIRES_OK(ctx, SplitJoint(shapes, &rows, &features));
+    Buckets buckets;
+    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
+    OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
+  }
+
+ private:
+  static constexpr int kSettings = 6;
+
+  // Splits features whose ids number the rows of several tables, and sorts all by
+  // table. `rows` is memory for each feature's ids.
+  absl::Status SplitJoint(const std::vector<TableShape>& shapes,
+                          std::vector<std::vector<int64_t>>* rows,
+                          std::vector<Feature>* features) const {
+    const auto joint = [](int span) { return span > 1; };
+    if (std::none_of(spans_.begin(), spans_.end(), joint)) {
+      return absl::OkStatus();
+    }
     std::vector<Feature> split;
-    for (size_t f = 0; f < features.size(); ++f) {
-      if (spans_[f] == 1) {
-        split.push_back(std::move(features[f]));
+    for (size_t f = 0; f < spans_.size(); ++f) {
+      if (joint(spans_[f])) {
+        TF_RETURN_IF_ERROR(SplitByTable((*features)[f], spans_[f], shapes,
+                                        &(*rows)[f], &split));
       } else {
-        OP_REQUIRES_OK(ctx, SplitByTable(features[f], spans_[f], shapes,
-                                         &rows[f], &split));
+        split.push_back(std::move((*features)[f]));
       }
     }
     std::stable_sort(split.begin(), split.end(),
                      [](const Feature& a, const Feature& b) {
                        return a.table < b.table;
                      });
-    Buckets buckets;
-    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, split, shapes));
-    OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
+    *features = std::move(split);
+    return absl::OkStatus();
   }
-
- private:
-  static constexpr int kSettings = 6;
 
   // Gives each table its rule, rate and settings, and in the tables' order as
   // many of the variables as the rule updates.
