@@ -128,7 +128,7 @@ def make_layer(case):
     return tfrs_embed.PartialTPUEmbedding(
         {
             f"{table.name}_{i}": tfrs_embed.FeatureConfig(
-                f"{table.name}_{i}", table
+                f"{table.name}_{i}", table, output_shape=[None, case["dim"]]
             )
             for table in tables
             for i in range(case["features"])
