@@ -22,6 +22,7 @@ OTHERS = """\
 Other programs' figures stand beside what they measure:
 [sequences](sequences.md), [retrieval](retrieval.md),
 [files](input.md), [tables larger than memory](memory.md#tables-in-files),
+[how a step grows](speed.md#how-a-step-grows),
 [serving](serving.md), [checkpoints](checkpoints.md), [hashing](hashing.md),
 [dynamic tables](dynamic_tables.md), [clusters](scaling.md)."""
 
